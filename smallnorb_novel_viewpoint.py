@@ -79,6 +79,7 @@ import numbers
 import os
 import platform
 import shlex
+import shutil
 import sys
 import time
 import zlib
@@ -2592,7 +2593,8 @@ def write_file(path, content):
             aside.replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}. "
-                         "Name a place in a writable folder with room") from None
+                         "Make it writable, with room, and give the command again; or name another "
+                         "place") from None
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
@@ -2610,34 +2612,48 @@ def run_folder(outdir, name):
         folder, made = new_folder(name)
     else:
         folder = Path(outdir)
-        made = make_folder(folder, exist_ok=True)
+        made = make_folder(folder)
     try:
-        write_file(folder / "weights.npz", None)       # complain now, not after the first epoch
+        if not (folder / "metrics.json").exists():
+            write_file(folder / "weights.npz", None)   # complain now, not after the first epoch
         yield folder
     finally:
-        for path in made:
-            with contextlib.suppress(OSError):                          # it is not empty
-                path.rmdir()
+        remove_empty(made)
 
 
 def new_folder(name):
     """Make a folder that did not exist; of runs that start at once each gets its own. Return it, and what was made"""
+    parents = make_folder(Path("runs", EXPERIMENT))
     for k in itertools.count(1):
         folder = Path("runs", EXPERIMENT, name if k == 1 else f"{name}-{k}")
-        with contextlib.suppress(FileExistsError):
-            return folder, make_folder(folder, exist_ok=False)
+        try:
+            folder.mkdir()
+            return folder, [folder, *parents]
+        except FileExistsError:
+            continue
+        except OSError as error:
+            remove_empty(parents)
+            raise InputError(f"cannot make {folder}: {error.strerror}. "
+                             "Name a writable --outdir") from None
 
 
-def make_folder(folder, exist_ok):
-    """Make a folder and its parents, and return those that did not exist, the innermost first"""
+def make_folder(folder):
+    """Make a folder and its parents, if they do not exist; return those that were made, the innermost first"""
     new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
     try:
-        folder.mkdir(parents=True, exist_ok=exist_ok)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if isinstance(error, FileExistsError) and not exist_ok:
-            raise
-        raise InputError(f"cannot make {folder}: {error.strerror}. Name a writable --outdir") from None
+        remove_empty(new)
+        raise InputError(f"cannot make {folder}: {error.strerror}. "
+                         "Name a writable --outdir") from None
     return new
+
+
+def remove_empty(folders):
+    """Remove those of some folders that are empty"""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            path.rmdir()
 
 
 def is_begun(folder):
@@ -2654,6 +2670,8 @@ def is_begun(folder):
 def begin(folder, config, data, init):
     """Return the state from which a run goes on: that in its folder or, if there is none yet, a new one, with the
     weights of the file `init` if that is not None. Raise InputError if the folder holds another run"""
+    for left in folder.glob("weights.npz.*"):          # by a run that was killed while it saved
+        left.unlink()
     if is_begun(folder):
         theirs, state = load(folder)
         check_same_run(folder, theirs, state, config, data, init)
@@ -2663,8 +2681,16 @@ def begin(folder, config, data, init):
         _, started = load(init)
         check_classes(init, started, config, data)
         state |= {"params": started["params"], "running": started["running"]}
-    state["history"]["init"] = digest_of(init)
+    state["history"] |= {"init": digest_of(init), "data": digest_of_data(data)}
     return state
+
+
+def digest_of_data(data):
+    """Return the SHA-256 of the images and labels that a network is trained on"""
+    images, labels = data["train"]["images"], data["train"]["labels"]
+    digest = hashlib.sha256(np.ascontiguousarray(images))
+    digest.update(np.ascontiguousarray(labels))
+    return digest.hexdigest()
 
 
 def check_same_run(folder, theirs, state, config, data, init):
@@ -2672,17 +2698,27 @@ def check_same_run(folder, theirs, state, config, data, init):
     own = {f.name: getattr(config, f.name) for f in SETTINGS}
     if config.n_epochs > theirs.n_epochs and config.lr_schedule == theirs.lr_schedule == "constant":
         own["n_epochs"] = theirs.n_epochs                               # it goes on
-    if config.n_epochs > theirs.n_epochs and theirs.lr_schedule == "cosine":
-        raise InputError(f"{folder}: its learning rate ends at 0 with epoch {theirs.n_epochs}. "
-                         f"Start another run from it: --init {folder}")
+    if config.n_epochs > theirs.n_epochs:
+        another = f"Start another run from it: --init {folder}"
+        if theirs.lr_schedule == "cosine":
+            raise InputError(f"{folder}: its learning rate ends at 0 with epoch {theirs.n_epochs}. "
+                             f"{another}")
+        if "recomputed" in state["history"]:
+            raise InputError(f"{folder}: its statistics were recomputed after its last epoch. "
+                             f"{another}")
     check_same(folder, theirs, own, ("runtime",))
-    if state["history"].get("init", digest_of(init)) != digest_of(init):
+    history = state["history"]
+    n = history.get("recomputed", config.recompute_statistics)
+    if n != config.recompute_statistics:
+        raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
+                         "Give that, or name another folder")
+    if history.get("init", digest_of(init)) != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
-    for key in "source", "names":
-        if state["history"].get(key) != data.get(key):
-            raise InputError(f"{folder}: was trained on {data_name(state['history']['source'])}, "
-                             "other data or classes. Give the same data, or another --outdir")
+    own = {"source": data["source"], "names": data.get("names"), "data": digest_of_data(data)}
+    if any(history.get(key, value) != value for key, value in own.items()):
+        raise InputError(f"{folder}: was trained on {data_name(history['source'])}, on other images "
+                         "or classes than are given now. Give the same data, or another --outdir")
     if not fits(state["adam_m"], config):
         raise InputError(f"{folder}: cannot be resumed, since its weights have no moments of the "
                          f"optimizer. Start another run from it: --init {folder}")
@@ -2715,11 +2751,13 @@ def finished_result(folder, config):
     try:
         result = json.loads(path.read_text("utf-8"))
         theirs = result["config"]
+        goes_on = theirs["n_epochs"] < config.n_epochs
+        data_name(result["source"], result["trained_on"])
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: damaged. "
                          "Delete it, and the same command tests the run again") from None
-    if theirs["n_epochs"] < config.n_epochs:
-        return None                                                     # it goes on
+    if goes_on:
+        return None
     for f in SETTINGS:
         value = getattr(config, f.name)
         if "test" in f.metadata and theirs.get(f.name, value) != value:
@@ -2733,9 +2771,18 @@ def run(config, data, state, folder):
     """Train a network from a state on and test it; write weights.npz after every epoch, and metrics.json. Return
     result_of it"""
     progress = Progress(config, data)
+    file = folder / "weights.npz"
+    ours = time_of(file)
+
+    def save_here(state):
+        nonlocal ours
+        if time_of(file) != ours:
+            raise InputError(f"{folder}: another run saves here, too. Name another --outdir")
+        save(file, config, state)
+        ours = time_of(file)
 
     def after_epoch(state):
-        save(folder / "weights.npz", config, state)
+        save_here(state)
         progress.epoch(state)
 
     try:
@@ -2746,13 +2793,21 @@ def run(config, data, state, folder):
         if config.recompute_statistics:
             n = config.recompute_statistics
             state["running"] |= recompute_statistics(state, data, config, n)
+            state["history"]["recomputed"] = n
         elif state["running"] and state["step"] >= 10_000:
             check_statistics(state, data, config, workers)
-        save(folder / "weights.npz", config, state)    # before the test, which may fail
+        save_here(state)                               # before the test, which may fail
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
     write_file(folder / "metrics.json", as_json(result))
     return result
+
+
+def time_of(path):
+    """Return when a file was written, in ns; None if there is none"""
+    if not path.exists():
+        return None
+    return path.stat().st_mtime_ns
 
 
 def result_of(config, state, data, test):
@@ -2803,13 +2858,12 @@ class Progress:
     On a terminal that line is rewritten every second; elsewhere there is one about every ten seconds, so none if
     epochs are shorter."""
 
-    WIDTH = 70                     # of the line that is rewritten
-
     def __init__(self, config, data):
         self.config = config
         self.per_epoch = steps_per_epoch(config, data)
         self.on_terminal = sys.stdout is not None and sys.stdout.isatty()
         self.interval = 1 if self.on_terminal else 10                   # s
+        self.width = min(70, shutil.get_terminal_size().columns - 1)    # of the line that is rewritten
         self.n_steps = 0                                                # of this process
         self.began = self.said = time.perf_counter()
 
@@ -2826,7 +2880,7 @@ class Progress:
         text = (f"step {state['step']}/{last_step}  loss {terms['loss']:.3f}  "
                 f"{1e3 * seconds:.0f} ms/step  {left} left")
         if self.on_terminal:
-            say(text.ljust(self.WIDTH), self.config, end="\r")
+            say(text[:self.width].ljust(self.width), self.config, end="\r")
         else:
             say(text, self.config)
 
@@ -2834,13 +2888,13 @@ class Progress:
         """Print the metrics of the last epoch; the hook each_epoch"""
         metrics = state["history"]["epochs"][-1]
         text = PROGRESS.format(n_epochs=self.config.n_epochs, **metrics)
-        say(text.ljust(self.WIDTH), self.config)
+        say(text.ljust(self.width), self.config)
         self.said = time.perf_counter()
 
     def clear(self):
         """Remove the line that is rewritten"""
         if self.on_terminal:
-            say(" " * self.WIDTH, self.config, end="\r")
+            say(" " * self.width, self.config, end="\r")
 
 
 def say(text, config, end="\n"):
@@ -2864,8 +2918,13 @@ def print_table(results, config):
 
 
 def command_line(*words):
-    """Return a command line of this script, to be copied"""
-    return shlex.join(["python3", sys.argv[0], *map(str, words)])
+    """Return a command line of this script, to be copied: with this Python, if it is not the usual one"""
+    python = shutil.which("python3")
+    if python is None or Path(python).parent != Path(sys.executable).parent:
+        python = sys.executable
+    else:
+        python = "python3"
+    return shlex.join([python, sys.argv[0], *map(str, words)])
 
 
 def what_is_saved(folders, outdir, given_outdir):
@@ -2890,6 +2949,8 @@ def main():
     args = read_command_line()
     if args.out_json is None:
         train_or_test(args)
+    elif args.out_json == "-" and sys.stdout is None:
+        raise InputError("--out-json -: standard output is closed. Name a file")
     elif args.out_json == "-":
         with contextlib.redirect_stdout(sys.stderr):
             result = train_or_test(args)
@@ -2925,8 +2986,8 @@ def train_and_test(args):
         if len(configs) > 1:
             folders = {config: outdir / config.model for config in configs}
             check_several(outdir, [config.model for config in configs])
-        data = load_data(configs[0])
         try:
+            data = load_data(configs[0])
             for config, folder in folders.items():
                 with run_folder(folder, None):
                     results[config.model] = train_one(config, data, folder, args.init)
@@ -2944,10 +3005,11 @@ def train_and_test(args):
 
 
 def check_several(folder, models):
-    """Raise InputError if a folder for runs of several models holds anything else"""
-    for path in folder.iterdir():
-        if path.name not in models:
-            raise InputError(f"{folder}: holds other files ({path.name}). Name a new --outdir")
+    """Raise InputError if a folder for runs of several models holds a run of its own, or files and no such run"""
+    found = [path.name for path in folder.iterdir()]
+    is_of_runs = any((folder / model / "weights.npz").exists() for model in models)
+    if "weights.npz" in found or (found and not is_of_runs):
+        raise InputError(f"{folder}: holds other files ({found[0]}). Name a new --outdir")
 
 
 def train_one(config, data, folder, init):
@@ -2980,18 +3042,21 @@ def test_saved(args):
     config = fit_to_data(config, data)
     check_classes(args.load, state, config, data)
     with contextlib.ExitStack() as stack:
-        folder = args.outdir and stack.enter_context(run_folder(args.outdir, None))
-        if folder and is_begun(folder):
-            raise InputError(f"{folder}: holds a run. Name a new --outdir")
+        folder = None
+        if args.outdir is not None:
+            folder = stack.enter_context(run_folder(args.outdir, None))
+            if is_begun(folder):
+                raise InputError(f"{folder}: holds a run. Name a new --outdir")
         if config.recompute_statistics:
             n = config.recompute_statistics
             state["running"] |= recompute_statistics(state, data, config, n)
+            state["history"]["recomputed"] = n
         with worker_threads(config) as workers:
             metrics = evaluate_test(weights_of(state), data, config, workers)
         result = result_of(config, state, data, metrics)
         result |= {"loaded": identity_of(args.load, trained), "history": {}}
         print_table({config.model: result}, config)
-        if folder:
+        if folder is not None:
             save(folder / "weights.npz", trained, state)
             write_file(folder / "metrics.json", as_json(result))
             say(f"saved: {folder} (weights.npz, metrics.json)", config)

@@ -64,7 +64,11 @@ def experiment_of(path):
     place"""
     import numpy as np  # here: the list above is read without it
     if os.path.isdir(path):
+        several = sorted(str(file.parent) for file in Path(path).glob("*/weights.npz"))
         path = Path(path, "weights.npz")
+        if several and not path.exists():
+            from .messages import InputError
+            raise InputError(f"{path.parent}: holds several runs. Give one of them: {', '.join(several)}")
     try:
         with np.load(path, allow_pickle=False) as file:
             return json.loads(str(file["meta"]))["experiment"]

@@ -35,9 +35,14 @@ def flag_name(name):
 
 
 def command_line(*words):
-    """Return a command of Python to copy into this system's shell"""
-    return (subprocess.list2cmdline(["python", *map(str, words)]) if os.name == "nt" else
-            shlex.join(["python3", *map(str, words)]))
+    """Return a command of Python to copy into this system's shell: with this Python, if it is not the usual one"""
+    usual = "python" if os.name == "nt" else "python3"
+    found = shutil.which(usual)
+    if found is None or os.path.dirname(found) != os.path.dirname(sys.executable):
+        usual = sys.executable
+    if os.name == "nt":
+        return subprocess.list2cmdline([usual, *map(str, words)])
+    return shlex.join([usual, *map(str, words)])
 
 
 def n_cores():

@@ -3,6 +3,7 @@ user can correct. All else: test_experiments.py."""
 import contextlib
 import io
 import json
+import os
 import shlex
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, assert_refused, assert_same, run_offline, runs, toy_flags
+from conftest import EXPERIMENTS, assert_refused, assert_same, run_offline, runs, toy, toy_flags
 
 every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
 
@@ -74,7 +75,7 @@ def test_a_full_disk_after_the_first_epoch_keeps_that_epoch(call, tmp_path, monk
         if path.name == "weights.npz" and content is not None:
             calls.append(path)
             if len(calls) == 2:
-                raise mc.InputError(f"cannot write {path}: No space left on device. Name a place with room")
+                raise mc.InputError(f"cannot write {path}: No space left on device. Make room")
         write_file(path, content)
     monkeypatch.setattr(mc, "write_file", full)
     flags = [*toy_flags(runs.MULTI), "--n-epochs", 2, "--outdir", "run"]
@@ -91,7 +92,50 @@ def test_a_finished_run_is_not_tested_anew_in_silence(call, tmp_path):
     assert call(mc, mc.main, *flags, "--outdir", "old")[0] == 0
     assert_refused(call(mc, mc.main, "--load", "old", "--outdir", "old", *few), "old: holds a run")
     again = call(mc, mc.main, *flags, "--outdir", "old", "--n-test", 9)
-    assert_refused(again, "--n-test 9: old is finished, with 8. Test it again: python3 multimnist_capsnet.py --load")
+    assert_refused(again, "--n-test 9: old is finished, with 8. Test it again: ")
+
+
+def test_a_run_is_not_resumed_on_other_images(call, tmp_path, monkeypatch):
+    """also not if their folder has the same name; and a finished run is not taken for theirs"""
+    flags = [*toy_flags(runs.MULTI), "--outdir", "run"]
+    assert call(mc, mc.main, *flags)[0] == 0
+    monkeypatch.setattr(mc, "synthesize_digits", lambda n, seed, draw=mc.synthesize_digits: draw(n, seed + 1))
+    assert_refused(call(mc, mc.main, *flags), "run: was trained on SYNTHETIC digits, on other images")
+
+
+def test_recomputed_statistics_are_not_trained_on(call, tmp_path):
+    """neither with more epochs nor by a run without them"""
+    flags = [*toy_flags(runs.MULTI), "--lr-schedule", "constant", "--outdir", "run"]
+    assert call(mc, mc.main, *flags, "--recompute-statistics", 20)[0] == 0
+    (tmp_path / "run" / "metrics.json").unlink()                        # as if it had been stopped during the test
+    assert_refused(call(mc, mc.main, *flags), "--recompute-statistics 0: run has 20")
+    more = call(mc, mc.main, *flags, "--recompute-statistics", 20, "--n-epochs", 2)
+    assert_refused(more, "its statistics were recomputed after its last epoch. Start another run from it: --init run")
+
+
+def test_two_runs_in_one_folder_do_not_overwrite_each_other(tmp_path, monkeypatch):
+    config, data = toy(runs.MULTI, n_epochs=2)
+
+    def another_saves(progress, state):                                 # after the first epoch
+        os.utime(tmp_path / "weights.npz", ns=(1, 1))
+    monkeypatch.setattr(mc.Progress, "epoch", another_saves)
+    with pytest.raises(mc.InputError, match="another run saves here, too. Name another --outdir"):
+        mc.run(config, data, mc.initial_state(config), tmp_path)
+
+
+@every_experiment
+def test_a_dangling_link_for_runs_is_refused(call, experiment, tmp_path):
+    module = EXPERIMENTS[experiment]
+    (tmp_path / "runs").symlink_to(tmp_path / "gone")
+    assert_refused(call(module, module.main, *toy_flags(experiment)), "cannot make runs")
+
+
+def test_a_damaged_result_is_named(call, tmp_path):
+    flags = [*toy_flags(runs.MULTI), "--outdir", "run"]
+    assert call(mc, mc.main, *flags)[0] == 0
+    for text in "", "{", '{"config": {}}', '{"config": null}', '{"config": {"n_epochs": 1}}':
+        (tmp_path / "run" / "metrics.json").write_text(text, "utf-8")
+        assert_refused(call(mc, mc.main, *flags), "metrics.json: damaged. Delete it")
 
 
 def test_the_line_within_an_epoch(monkeypatch):
@@ -152,7 +196,7 @@ def test_a_file_is_written_whole_or_not_at_all(experiment, tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(module.os, "replace", full)
-        with pytest.raises(module.InputError, match="cannot write .*result: No space left on device. Name a place"):
+        with pytest.raises(module.InputError, match="cannot write .*result: No space left on device. Make it writable"):
             module.write_file(path, b"new")
     module.write_file(path, None)
     module.write_file(tmp_path / "a" / "b", None)

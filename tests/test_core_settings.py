@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import runs
-from conftest import EXPERIMENTS, assert_same, configs, golden, toy, toy_run, without_seconds
+from conftest import EXPERIMENTS, NETWORKS, assert_same, configs, golden, toy, toy_run, without_seconds
 
 OPTIONS = [(experiment, f) for experiment, module in EXPERIMENTS.items() for f in module.SETTINGS]
 every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -181,3 +181,25 @@ def test_help_names_every_flag_with_its_default(experiment, help_of):
             assert all(value in said for value in values) or f"[not {name} {', '.join(others)}]" in said
     last = module.__doc__.strip().split("\n\n")[-1]
     assert last in text and len(re.findall(rf"^ +python3 {experiment}\.py.* {{2,}}\d.*$", last, re.M)) == 3
+
+
+@every_experiment
+def test_uniform_coupling_is_uniform_in_every_network(experiment):
+    """with_uniform_coupling's network divides each capsule equally among all classes, and is another Config only if the
+    network routes"""
+    module = EXPERIMENTS[experiment]
+    choices = module.Config.__dataclass_fields__["model"].metadata["choices"]
+    configs = [toy(experiment, model=model)[0] for model in choices]
+    if experiment == runs.MULTI:
+        configs += NETWORKS.values()
+    for config in configs:
+        uniform = module.with_uniform_coupling(config)
+        if uniform == config and config.routing_iters > 1:
+            assert "routing_iters" not in golden.applying(experiment, vars(config))
+            continue
+        data = toy(experiment, model=config.model)[1]
+        batch = module.to_batch(next(module.epoch_samples(data, 0, uniform)), slice(0, 2))
+        out, _ = module.forward(module.weights_of(module.initial_state(uniform)), batch["images"], uniform)
+        steps = out.get("c", [step.R for step in out.get("class_steps", [])])
+        J = out["scores"].shape[1]
+        assert len(steps) <= 1 and all(np.allclose(c, 1 / J) for c in steps), config.model

@@ -210,8 +210,8 @@ class Alone:
                 break
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=300)
-        command = err.partition("To resume: python3 ")[2]
-        again = self.run(name, shlex.split(command)[1:])
+        command = err.partition("To resume: ")[2]
+        again = self.run(name, shlex.split(command)[2:])
         return SimpleNamespace(folder=folder, code=process.returncode, out=out, err=err, again=again)
 
     def run_cases(self):
@@ -402,7 +402,7 @@ def test_a_run_prints_a_line_for_each_epoch_and_in_the_end_what_it_saved_and_how
     assert all("loss" in line and "accuracy" in line for line in epochs)
     assert "\r" not in run.out and "nan" not in run.out.lower()
     assert run.out.startswith("folder: run\n")
-    assert f"python3 {experiment}.py --load run" in run.out.splitlines()[-1]
+    assert f"{experiment}.py --load run" in run.out.splitlines()[-1]
     assert {path.name for path in run.folder.iterdir()} == {f"{experiment}.py", "run", "result.json"}
     assert {path.name for path in (run.folder / "run").iterdir()} == {"weights.npz", "metrics.json"}
     assert (run.folder / "result.json").read_text("utf-8") == (run.folder / "run" / "metrics.json").read_text("utf-8")
@@ -455,7 +455,7 @@ def test_killed_and_resumed_is_never_killed(alone, experiment):
 def test_ctrl_c_says_in_one_line_what_is_saved_and_the_command_that_resumes(alone, experiment):
     whole, stopped = alone(experiment).trained(), alone(experiment).stopped()
     assert stopped.code == 130 and stopped.err.count("\n") == 1, stopped.err
-    assert f"has epoch 1/{EPOCHS}" in stopped.err and f"To resume: python3 {experiment}.py" in stopped.err
+    assert f"has epoch 1/{EPOCHS}" in stopped.err and "To resume: " in stopped.err
     assert_fine(stopped.again)
     folder, = (stopped.folder / "runs" / experiment).iterdir()
     assert_same_arrays(whole.folder / "run" / "weights.npz", folder / "weights.npz")

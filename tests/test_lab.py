@@ -280,7 +280,7 @@ def test_one_that_fails_is_named_and_stops_the_others(tmp_path):
     jobs = [job(tmp_path, "slow", "import time; time.sleep(60)"),
             job(tmp_path, "bad", f"print({str(tmp_path / 'bad')!r}, 'is damaged'); raise SystemExit(2)")]
     begin = time.monotonic()
-    with pytest.raises(InputError, match=r"^bad: .*is damaged. Delete .*bad to begin this run anew .command: py"):
+    with pytest.raises(InputError, match=r"^bad: .*is damaged. Delete .*bad to begin this run anew .command: \S+"):
         running.run(jobs, 2, lambda text: None)
     assert time.monotonic() - begin < 30 and len(running.missing(jobs)) == 2
     with pytest.raises(InputError, match="file.x: cannot be created .*Choose another folder"):
