@@ -69,15 +69,15 @@ def m_step(a, R, V, beta_u, beta_a, lambda_):
     """Fit a Gaussian to the votes for every parent, and decide how active it is [M-STEP].
 
     a (N, I, 1, 1): the children's activations; R (N, I, J, 1): how they are divided among the
-    parents; V (N, I, J, D): their votes. Return the means mu (N, 1, J, D), the variances sigma2
-    (N, 1, J, D), and z (N, 1, J, 1), whose sigmoid is the parent's activation.
+    parents; V (N, I, J, D): their votes; beta_u, beta_a (J,). Return the means mu (N, 1, J, D), the
+    variances sigma2 (N, 1, J, D), and z (N, 1, J, 1), whose sigmoid is the parent's activation.
     """
     r = R * a                                                       # line 2: (N, I, J, 1)
     mass = r.sum(axis=1, keepdims=True) + MASS_FLOOR                # (N, 1, J, 1)
     mu = (r * V).sum(axis=1, keepdims=True) / mass                  # line 3: (N, 1, J, D)
     off = V - mu                                                    # (N, I, J, D)
     variance = (r * off ** 2).sum(axis=1, keepdims=True) / mass     # line 4: (N, 1, J, D)
-    sigma2 = variance + VARIANCE_FLOOR
+    sigma2 = variance + VARIANCE_FLOOR                              # (N, 1, J, D)
     cost = (beta_u[:, None] + np.log(sigma2) / 2) * mass            # line 5: (N, 1, J, D), Eq. 1
     total = cost.sum(axis=3, keepdims=True)                         # (N, 1, J, 1)
     z = lambda_ * (beta_a[:, None] - total)                         # line 6: (N, 1, J, 1), Eq. 2
@@ -106,11 +106,12 @@ def m_step_back(dmu, dsigma2, dz, kept):
 def e_step(mu, sigma2, z, V):
     """Return R (N, I, J, 1): divide every child among the parents that its votes fit [E-STEP]."""
     off = V - mu                                                    # (N, I, J, D)
-    log_p = -(off ** 2 / sigma2 + np.log(sigma2)).sum(axis=3, keepdims=True) / 2        # line 2 *
+    # Line 2 as a logarithm, (N, I, J, 1). The factor 2 pi is left out, since it cancels in line 3.
+    log_p = -(off ** 2 / sigma2 + np.log(sigma2)).sum(axis=3, keepdims=True) / 2
     log_a = -np.logaddexp(0, -z)                                    # (N, 1, J, 1): log sigmoid(z)
     log_ap = log_a + log_p                                          # (N, I, J, 1)
     R = softmax(log_ap)                                             # line 3: (N, I, J, 1)
-    return R, (R, off, sigma2, z)                       # * without 2 pi, which cancels in line 3
+    return R, (R, off, sigma2, z)
 
 def e_step_back(dR, kept):
     """Return dmu, dsigma2, dz, dV: the lines of e_step from last to first."""
@@ -137,7 +138,7 @@ def em_route(a, V, beta_u, beta_a, lambdas=LAMBDAS):
     for lambda_ in lambdas:                                         # line 3
         mu, sigma2, z, fitted = m_step(a, R, V, beta_u, beta_a, lambda_)        # line 4
         R, divided = e_step(mu, sigma2, z, V)                       # line 5
-        steps.append((fitted, divided))
+        steps.append((R, fitted, divided))
     activation = sigmoid(z)[:, 0, :, 0]                             # (N, J)
     return mu[:, 0], activation, (activation, steps)
 
@@ -148,7 +149,7 @@ def em_route_back(dmu, dactivation, kept):
     dz = (dactivation * activation * (1 - activation))[:, None, :, None]        # (N, 1, J, 1)
     dR = 0                                              # the last R is not used
     da, dV, dbeta_u, dbeta_a = 0, 0, 0, 0
-    for fitted, divided in reversed(steps):
+    for _, fitted, divided in reversed(steps):
         dmu_e, dsigma2, dz_e, dV_e = e_step_back(dR, divided)                   # line 5
         da_m, dR, dV_m, dbeta_u_m, dbeta_a_m = m_step_back(dmu + dmu_e, dsigma2, dz + dz_e, fitted)
         da = da + da_m
@@ -208,15 +209,17 @@ def forward(p, x):
     """
     h1 = np.maximum(0, conv(x, p["conv1"], 2))                      # (N, 12, 12, 32): ReLU
     h2 = np.maximum(0, conv(h1, p["conv2"], 2))                     # (N, 5, 5, 64): ReLU
-    y = conv(h2, p["primary"], 1).reshape(-1, I, 17)                # 17 channels are a capsule:
-    M = y[..., :16].reshape(-1, POSITIONS, TYPES, 1, 4, 4)          # its pose,
+    y = conv(h2, p["primary"], 1)                                   # (N, 3, 3, 136)
+    y = y.reshape(-1, I, 17)                            # (N, I, 17): 17 channels are a capsule,
+    M = y[..., :16].reshape(-1, POSITIONS, TYPES, 1, 4, 4)          # its pose
     a = sigmoid(y[..., 16])                                         # and its activation (N, I)
 
-    V = M @ p["W"]                              # (N, POSITIONS, TYPES, J, 4, 4): votes [Section 2]
+    V = M @ p["W"]                                      # (N, POSITIONS, TYPES, J, 4, 4) [Section 2]
     row, column = np.indices((3, 3)).reshape(2, POSITIONS, 1, 1) / 3
-    V[..., 0, 3] += row                                             # coordinates added [Section 4]
-    V[..., 1, 3] += column
-    mu, activation, routed = em_route(a, V.reshape(-1, I, J, D), p["beta_u"], p["beta_a"])
+    V[..., 0, 3] += row                                 # coordinate addition [Section 4]: where the
+    V[..., 1, 3] += column                              # capsule is, to the right-hand column
+    V = V.reshape(-1, I, J, D)                                      # (N, I, J, D)
+    mu, activation, routed = em_route(a, V, p["beta_u"], p["beta_a"])           # (N, J, D), (N, J)
     return mu, activation, (p, x, h1, h2, M, a, routed)
 
 def backward(dmu, dactivation, kept):
@@ -225,23 +228,25 @@ def backward(dmu, dactivation, kept):
     grads = {}
     da, dV, grads["beta_u"], grads["beta_a"] = em_route_back(dmu, dactivation, routed)
     dV = dV.reshape(-1, POSITIONS, TYPES, J, 4, 4)
+
     # V_rc = sum_m M_rm W_mc, for every image n, position p, type t and class j
     grads["W"] = np.einsum("nptrm,nptjrc->tjmc", M[:, :, :, 0], dV, optimize=True)
     dM = np.einsum("nptjrc,tjmc->nptrm", dV, p["W"], optimize=True)
-
-    dy = np.empty((len(x), I, 17), x.dtype)
+    dy = np.empty((len(x), I, 17), x.dtype)                         # (N, I, 17)
     dy[..., :16] = dM.reshape(-1, I, 16)
     dy[..., 16] = da * a * (1 - a)                                  # sigmoid
-    dh2, grads["primary"] = conv_back(dy.reshape(-1, 3, 3, TYPES * 17), h2, p["primary"], 1)
-    dh1, grads["conv2"] = conv_back(dh2 * (h2 > 0), h1, p["conv2"], 2)
+
+    dy = dy.reshape(-1, 3, 3, TYPES * 17)                           # (N, 3, 3, 136)
+    dh2, grads["primary"] = conv_back(dy, h2, p["primary"], 1)      # (N, 5, 5, 64)
+    dh1, grads["conv2"] = conv_back(dh2 * (h2 > 0), h1, p["conv2"], 2)          # (N, 12, 12, 32)
     _, grads["conv1"] = conv_back(dh1 * (h1 > 0), x, p["conv1"], 2)
     return grads
 
 def loss_and_grads(p, x, labels, margin):
     """Return the loss of images x (N, 28, 28, 1), its gradients, and the activations (N, J)."""
     right = np.eye(J, dtype=x.dtype)[labels]                        # (N, J)
-    mu, activation, kept = forward(p, x)
-    loss, dactivation = spread_loss(activation, right, margin)
+    mu, activation, kept = forward(p, x)                            # (N, J, D), (N, J)
+    loss, dactivation = spread_loss(activation, right, margin)      # dactivation (N, J)
     dmu = np.zeros_like(mu)                             # the poses are not in the loss
     return loss, backward(dmu, dactivation, kept), activation
 
@@ -327,16 +332,16 @@ def show(images):
 
 def show_routing(p, x):
     """Print how the children of one image x (1, 28, 28, 1) are divided among the classes."""
-    _, activation, kept = forward(p, x)
-    *_, a, (_, steps) = kept
-    shares = []
-    for _, (R, _, _, _) in steps:
-        mass = (R[0, :, :, 0] * a[0, :, None]).sum(axis=0)          # (J,)
-        shares.append(mass / mass.sum())
-    print("class    first iteration             last iteration              activation")
+    _, activation, kept = forward(p, x)                             # (1, J)
+    *_, a, routed = kept                                            # (1, I)
+    _, steps = routed
+    shares = []                                                     # (J,) and (J,)
+    for R in (steps[0][0], steps[-1][0]):                           # (1, I, J, 1)
+        shares.append((R[0, :, :, 0] * a[0, :, None]).sum(axis=0) / a.sum())
+    print("class    after the first iteration   after the last iteration    activation")
     for j in range(J):
         line = f"{j:5}"
-        for share in (shares[0], shares[-1]):
+        for share in shares:
             line += f"    {'#' * round(20 * share[j]):20}{share[j]:4.0%}"
         print(f"{line}    {activation[0, j]:.2f}")
 

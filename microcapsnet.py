@@ -163,7 +163,8 @@ def init(rng):
 def encode(p, x):
     """Return the digit capsules v (N, J, D) of the images x (N, 28, 28, 1). p: the parameters."""
     h = np.maximum(0, conv(x, p["conv1"], 2))                       # (N, 12, 12, 32): ReLU
-    s = conv(h, p["primary"], 2).reshape(-1, I, E)                  # (N, 4, 4, 32) -> (N, I, E)
+    s = conv(h, p["primary"], 2)                                    # (N, 4, 4, 32)
+    s = s.reshape(-1, I, E)                             # (N, I, E): 8 channels are a capsule
     u = squash(s)                                                   # (N, I, E)
     u_hat = np.einsum("nie,iejd->nijd", u, p["W"])                  # (N, I, J, D): the votes, Eq. 2
     v, routed = route(u_hat)                                        # (N, J, D)
@@ -206,15 +207,15 @@ def loss_and_grads(p, x, labels):
     """Return the loss of the images x (N, 28, 28, 1), its gradients, and the lengths |v| (N, J)."""
     present = np.eye(J, dtype=x.dtype)[labels]                      # (N, J)
     v, encoded = encode(p, x)                                       # (N, J, D)
-    y, decoded = decode(p, v, present)                              # (N, 28, 28, 1)
     length = norm(v)[..., 0]                                        # (N, J)
-    loss, dlength = margin_loss(length, present)
+    loss, dlength = margin_loss(length, present)                    # dlength (N, J)
+    y, decoded = decode(p, v, present)                              # (N, 28, 28, 1)
     error = y - x                                                   # (N, 28, 28, 1)
     loss = loss + RECONSTRUCTION_WEIGHT * (error ** 2).sum() / len(x)
 
     dy = RECONSTRUCTION_WEIGHT * 2 * error / len(x)                 # (N, 28, 28, 1)
     dv, grads = decode_back(dy, decoded)                            # (N, J, D)
-    dv = dv + norm_back(dlength[..., None], v)
+    dv = dv + norm_back(dlength[..., None], v)                      # (N, J, D)
     return loss, grads | encode_back(dv, encoded), length
 
 def adam(params, grads, m1, m2, step, rate):
