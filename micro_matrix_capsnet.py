@@ -3,7 +3,7 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""Matrix capsules with EM routing, whole: every formula and every gradient, for one sitting.
+"""Matrix capsules with EM routing: the complete algorithm, forward and backward, in one file.
 
 Hinton, Sabour & Frosst, "Matrix capsules with EM routing" (ICLR 2018): a capsule has a pose, a
 4 x 4 matrix, and an activation, the probability that something is in the image. Primary capsules

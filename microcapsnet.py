@@ -3,12 +3,12 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""Dynamic routing between capsules, whole: every formula and every gradient, for one sitting.
+"""Dynamic routing between capsules: the complete algorithm, forward and backward, in one file.
 
 Sabour, Frosst & Hinton, "Dynamic Routing Between Capsules" (NIPS 2017, arXiv:1710.09829): a capsule
 is a vector. Its length is the probability that something is in the image, its direction says how
-that looks. Primary capsules vote for the digit capsules, and votes that agree with each other gain
-weight. The network is that of Section 4, but smaller and without biases; the images are MNIST's.
+that looks. Primary capsules vote for the digit capsules; votes that agree get more weight. The
+network is that of Section 4, but smaller and without biases; the images are MNIST's.
 
     layer      what it does                                           output
     conv1      convolution 5 x 5, stride 2, ReLU                      12 x 12 x 32
