@@ -75,10 +75,11 @@ def m_step(a, R, V, beta_u, beta_a, lambda_):
     r = R * a                                                       # line 2: (N, I, J, 1)
     mass = r.sum(axis=1, keepdims=True) + MASS_FLOOR                # (N, 1, J, 1)
     mu = (r * V).sum(axis=1, keepdims=True) / mass                  # line 3: (N, 1, J, D)
-    off = V - mu                                                    # (N, I, J, D)
+    off = V - mu                                        # (N, I, J, D): how far off a vote is
     variance = (r * off ** 2).sum(axis=1, keepdims=True) / mass     # line 4: (N, 1, J, D)
     sigma2 = variance + VARIANCE_FLOOR                              # (N, 1, J, D)
-    cost = (beta_u[:, None] + np.log(sigma2) / 2) * mass            # line 5: (N, 1, J, D), Eq. 1
+    log_sigma = np.log(sigma2) / 2                                  # (N, 1, J, D)
+    cost = (beta_u[:, None] + log_sigma) * mass                     # line 5: (N, 1, J, D), Eq. 1
     total = cost.sum(axis=3, keepdims=True)                         # (N, 1, J, 1)
     z = lambda_ * (beta_a[:, None] - total)                         # line 6: (N, 1, J, 1), Eq. 2
     return mu, sigma2, z, (a, R, r, mass, off, variance, sigma2, total, lambda_)
@@ -89,12 +90,12 @@ def m_step_back(dmu, dsigma2, dz, kept):
     D = off.shape[3]
     dbeta_a = lambda_ * dz.sum(axis=(0, 1, 3))                      # line 6
     dtotal = -lambda_ * dz                                          # (N, 1, J, 1)
-    dbeta_u = D * (dtotal * mass).sum(axis=(0, 1, 3))               # line 5: D costs have a beta_u
+    dbeta_u = D * (dtotal * mass).sum(axis=(0, 1, 3))               # line 5: it is in D costs
     dmass = dtotal * total / mass                                   # (N, 1, J, 1)
     dsigma2 = dsigma2 + dtotal * mass / (2 * sigma2)                # (N, 1, J, D)
 
     # Lines 4 and 3 are averages with the weights r. The derivative of an average by a weight is
-    # (value - average) / mass. mu needs nothing from line 4: there it is -2 sum_i r off / mass = 0.
+    # (value - average) / mass. The derivative of line 4 by mu is -2 sum_i r off / mass, which is 0.
     dV = r * (dmu + 2 * dsigma2 * off) / mass                       # (N, I, J, D)
     dr = (dmu * off + dsigma2 * (off ** 2 - variance)) / mass       # (N, I, J, D)
     dr = dr.sum(axis=3, keepdims=True) + dmass                      # (N, I, J, 1)
@@ -117,7 +118,7 @@ def e_step_back(dR, kept):
     """Return dmu, dsigma2, dz, dV: the lines of e_step from last to first."""
     R, off, sigma2, z = kept
     dlog_ap = softmax_back(dR, R)                                   # line 3: (N, I, J, 1)
-    dz = dlog_ap.sum(axis=1, keepdims=True) * sigmoid(-z)           # (N, 1, J, 1)
+    dz = dlog_ap.sum(axis=1, keepdims=True) * sigmoid(-z)           # of log_a: (N, 1, J, 1)
     dsigma2 = dlog_ap * (off ** 2 / sigma2 - 1) / (2 * sigma2)      # line 2: (N, I, J, D)
     dsigma2 = dsigma2.sum(axis=1, keepdims=True)                    # (N, 1, J, D)
     doff = -dlog_ap * off / sigma2                                  # (N, I, J, D)
