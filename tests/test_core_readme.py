@@ -1,14 +1,14 @@
-"""README.md: the numbers of its prose are those of the results, and its code is the script's. Its
+"""README.md: the numbers of its prose are those of the results, and its code is microcapsnet.py's. Its
 table of claims is rendered (tests/test_core_results.py)."""
 import inspect
 import re
 import sys
 import textwrap
 
-import multimnist_capsnet
-
 import pytest
 from conftest import ROOT
+
+import microcapsnet
 
 sys.path.insert(0, str(ROOT / "results"))
 import render  # noqa: E402
@@ -28,9 +28,7 @@ NUMBERS = [                        # a phrase, with {} for its number; what the 
     ("[capsules see half of a digit's height and width](docs/claims.md#multimnist-routing) "
      "({} points)", "claim: multimnist-routing half-digit")]
 SPELLED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-CODE = [                           # function; how the first and the last of the lines shown begin
-    ("routing_forward", "c, b, v", "steps.append"),
-    ("routing_backward", "for r in", "dv = np")]
+CODE = ("route", "b = np.zeros", "b = b +")             # function; how its first and last line shown begin
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +65,7 @@ def test_every_number_with_an_interval_has_a_source():
 def excerpt(name, first, last):
     """Return the lines of a function of the script from the one that begins with `first` to the
     next one that begins with `last`"""
-    lines = inspect.getsource(getattr(multimnist_capsnet, name)).splitlines()
+    lines = inspect.getsource(getattr(microcapsnet, name)).splitlines()
     begins = [k for k, line in enumerate(lines) if line.strip().startswith(first)]
     assert begins, f"{name} has no line that begins with {first!r}: change CODE"
     ends = [k for k, line in enumerate(lines) if line.strip().startswith(last) and k > begins[0]]
@@ -75,8 +73,8 @@ def excerpt(name, first, last):
     return textwrap.dedent("\n".join(lines[begins[0]:ends[0] + 1]))
 
 
-def test_the_code_is_the_scripts():
+def test_the_code_is_that_of_the_micro_file():
     shown = re.search(r"^```python\n(.*?)\n```$", README, re.M | re.S)[1]
-    lines = "\n\n".join(excerpt(*one) for one in CODE)
+    lines = excerpt(*CODE)
     assert shown == lines, (
-        f"README.md's code is not that of multimnist_capsnet.py; paste these lines:\n\n{lines}")
+        f"README.md's code is not that of microcapsnet.py; paste these lines:\n\n{lines}")
