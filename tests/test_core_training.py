@@ -1,4 +1,4 @@
-"""The training run: Adam, Muon and their schedule, shards, the same bits however it ran, checkpoints, divergence."""
+"""The training run: Adam, Muon and their schedule, shards, the same bits however it ran, saving, divergence."""
 import dataclasses
 import json
 import os
