@@ -8,8 +8,9 @@
 Hinton, Sabour & Frosst, "Matrix capsules with EM routing" (ICLR 2018): a capsule has a pose, a
 4 x 4 matrix, and an activation, the probability that something is in the image. Primary capsules
 vote for the poses of the class capsules. EM routing fits a Gaussian to the votes for each class,
-which is active if many votes agree. The network is that of Section 4, but smaller, with one layer
-of routing and without biases; the images are MNIST's.
+which is active if many votes agree. The network is that of Section 4 with a second convolution in
+place of its two convolutional capsule layers, smaller, and its convolutions have no biases; the
+images are MNIST's.
 
     layer      what it does                                        output
     conv1      convolution 5 x 5, stride 2, ReLU                   12 x 12 x 32
@@ -24,10 +25,12 @@ trains for two epochs, about 120 seconds on one core, classifies about 99.2% of 
 correctly, and prints how the primary capsules of one of them are divided among the classes after
 the first and after the last iteration. MNIST (11 MB) is downloaded once.
 
-How to read it: a function NAME is followed by NAME_back, its backward pass. The gradient of the
-loss with respect to an array x is called dx, and has the shape of x. NAME_back takes the gradients
-of what NAME returned, and then the arguments of NAME or, if NAME returned `kept`, that. Axes: N
-images, I children (primary capsules), J parents (classes), D = 16 entries of a pose, row by row.
+How to read it: most functions NAME are followed by NAME_back, the backward pass. The gradient of
+the loss with respect to an array x is called dx, and has the shape of x. NAME_back takes the
+gradients of what NAME returned, and then the arguments of NAME. Some functions also return, last, a
+tuple of what their backward pass needs: it takes this tuple, `kept`, in place of the arguments. A
+"line" in a comment is one of the paper's procedure that stands in brackets in the docstring.
+Axes: N images, I children (primary capsules), J parents (classes), D = 16 entries of a pose.
 """
 import gzip
 import hashlib
@@ -45,7 +48,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 POSITIONS, TYPES, J, D = 9, 8, 10, 16
 I = POSITIONS * TYPES
-LAMBDAS = (1 / 64, 1 / 16)              # one per iteration; (1 / 16,): no routing, 99.2% are right
+# One per iteration; the paper gives no values. With (1 / 16,), no routing, 99.2% are right.
+LAMBDAS = (1 / 64, 1 / 16)
 VARIANCE_FLOOR = 1e-4                   # a parent with a single vote has no variance
 MASS_FLOOR = 1e-9                       # a parent without votes has no mass
 
@@ -79,7 +83,7 @@ def m_step(a, R, V, beta_u, beta_a, lambda_):
     variance = (r * off ** 2).sum(axis=1, keepdims=True) / mass     # line 4: (N, 1, J, D)
     sigma2 = variance + VARIANCE_FLOOR                              # (N, 1, J, D)
     log_sigma = np.log(sigma2) / 2                                  # (N, 1, J, D)
-    cost = (beta_u[:, None] + log_sigma) * mass                     # line 5: (N, 1, J, D), Eq. 1
+    cost = (beta_u[:, None] + log_sigma) * mass                     # line 5: (N, 1, J, D)
     total = cost.sum(axis=3, keepdims=True)                         # (N, 1, J, 1)
     z = lambda_ * (beta_a[:, None] - total)                         # line 6: (N, 1, J, 1), Eq. 2
     return mu, sigma2, z, (a, R, r, mass, off, variance, sigma2, total, lambda_)
@@ -91,14 +95,15 @@ def m_step_back(dmu, dsigma2, dz, kept):
     dbeta_a = lambda_ * dz.sum(axis=(0, 1, 3))                      # line 6
     dtotal = -lambda_ * dz                                          # (N, 1, J, 1)
     dbeta_u = D * (dtotal * mass).sum(axis=(0, 1, 3))               # line 5: it is in D costs
-    dmass = dtotal * total / mass                                   # (N, 1, J, 1)
+    dmass = dtotal * total / mass                       # (N, 1, J, 1): total is mass times a sum
     dsigma2 = dsigma2 + dtotal * mass / (2 * sigma2)                # (N, 1, J, D)
 
-    # Lines 4 and 3 are averages with the weights r. The derivative of an average by a weight is
-    # (value - average) / mass. The derivative of line 4 by mu is -2 sum_i r off / mass, which is 0.
+    # Lines 4 and 3 are averages with the weights r. The derivative of an average with respect to a
+    # weight is (value - average) / mass. The derivative of line 4 with respect to mu is
+    # -2 sum_i r off / mass, which is 0, since mu is the average of V.
     dV = r * (dmu + 2 * dsigma2 * off) / mass                       # (N, I, J, D)
-    dr = (dmu * off + dsigma2 * (off ** 2 - variance)) / mass       # (N, I, J, D)
-    dr = dr.sum(axis=3, keepdims=True) + dmass                      # (N, I, J, 1)
+    dr_h = (dmu * off + dsigma2 * (off ** 2 - variance)) / mass     # (N, I, J, D): of each entry h
+    dr = dr_h.sum(axis=3, keepdims=True) + dmass                    # (N, I, J, 1)
 
     da = (dr * R).sum(axis=2, keepdims=True)                        # line 2: (N, I, 1, 1)
     dR = dr * a                                                     # (N, I, J, 1)
@@ -119,8 +124,8 @@ def e_step_back(dR, kept):
     R, off, sigma2, z = kept
     dlog_ap = softmax_back(dR, R)                                   # line 3: (N, I, J, 1)
     dz = dlog_ap.sum(axis=1, keepdims=True) * sigmoid(-z)           # of log_a: (N, 1, J, 1)
-    dsigma2 = dlog_ap * (off ** 2 / sigma2 - 1) / (2 * sigma2)      # line 2: (N, I, J, D)
-    dsigma2 = dsigma2.sum(axis=1, keepdims=True)                    # (N, 1, J, D)
+    dsigma2_i = dlog_ap * (off ** 2 / sigma2 - 1) / (2 * sigma2)    # line 2: (N, I, J, D)
+    dsigma2 = dsigma2_i.sum(axis=1, keepdims=True)                  # (N, 1, J, D)
     doff = -dlog_ap * off / sigma2                                  # (N, I, J, D)
     dmu = -doff.sum(axis=1, keepdims=True)                          # (N, 1, J, D)
     dV = doff
@@ -157,7 +162,7 @@ def em_route_back(dmu, dactivation, kept):
         dV = dV + dV_e + dV_m
         dbeta_u = dbeta_u + dbeta_u_m
         dbeta_a = dbeta_a + dbeta_a_m
-        dmu, dz = 0, 0                                  # earlier ones are used in the E-step only
+        dmu, dz = 0, 0                      # of earlier iterations they feed the E-step only
     return da[:, :, 0, 0], dV, dbeta_u, dbeta_a
 
 def spread_loss(a, right, margin):
@@ -254,9 +259,9 @@ def loss_and_grads(p, x, labels, margin):
 def adam(params, grads, m1, m2, step, rate):
     """Change params by one step of Adam (Kingma & Ba, 2015). The first step is number 1."""
     for name, d in grads.items():
-        m1[name] += 0.1 * (d - m1[name])                # running mean of the gradient,
-        m2[name] += 0.001 * (d * d - m2[name])          # and of its square; both begin at 0,
-        mean = m1[name] / (1 - 0.9 ** step)             # which this makes up for
+        m1[name] += 0.1 * (d - m1[name])                # running mean
+        m2[name] += 0.001 * (d * d - m2[name])          # running mean square
+        mean = m1[name] / (1 - 0.9 ** step)             # both are corrected for starting at 0
         mean_square = m2[name] / (1 - 0.999 ** step)
         params[name] -= rate * mean / (np.sqrt(mean_square) + 1e-8)
 

@@ -7,25 +7,27 @@
 
 Sabour, Frosst & Hinton, "Dynamic Routing Between Capsules" (NIPS 2017, arXiv:1710.09829): a capsule
 is a vector. Its length is the probability that something is in the image, its direction says how
-that looks. Primary capsules vote for the digit capsules; votes that agree get more weight. The
-network is that of Section 4, but smaller and without biases; the images are MNIST's.
+that looks. Each primary capsule predicts ("votes for") the vector of every digit capsule; votes
+that agree get more weight. The network is that of Section 4, but smaller and without biases; the
+images are MNIST's.
 
     layer      what it does                                           output
     conv1      convolution 5 x 5, stride 2, ReLU                      12 x 12 x 32
     primary    convolution 5 x 5, stride 2, squash of 8 channels      4 x 4 x 4 = 64 capsules, 8-D
     votes      a matrix W_ij for every pair of capsules               64 x 10 votes, 16-D
     routing    3 iterations                                           10 digit capsules, 16-D
-    decoder    of one digit capsule, the others masked: 160, 128      28 x 28 reconstruction
+    decoder    160 -> 128 -> 784; all but one digit capsule set to 0  28 x 28 reconstruction
 
     python3 microcapsnet.py
 
 trains for two epochs, about 80 seconds on one core, classifies about 99.2% of the test images
 correctly, and prints three of them above their reconstructions. MNIST (11 MB) is downloaded once.
 
-How to read it: a function NAME is followed by NAME_back, its backward pass. The gradient of the
-loss with respect to an array x is called dx, and has the shape of x. NAME_back takes the gradient
-of what NAME returned, and then the arguments of NAME or, if NAME returned `kept`, that. Axes: N
-images, I primary capsules with E entries, J digit capsules with D entries.
+How to read it: most functions NAME are followed by NAME_back, the backward pass. The gradient of
+the loss with respect to an array x is called dx, and has the shape of x. NAME_back takes the
+gradient of what NAME returned, and then the arguments of NAME. Some functions also return, last, a
+tuple of what their backward pass needs: it takes this tuple, `kept`, in place of the arguments.
+Axes: N images, I primary capsules with E entries, J digit capsules with D entries.
 """
 import gzip
 import hashlib
@@ -49,7 +51,7 @@ RECONSTRUCTION_WEIGHT = 0.005           # in the paper 0.0005 [Section 4.1]
 # ------------------------------------------------------------ capsules, routing, margin loss
 
 def norm(s):
-    """Return the lengths (..., 1) of the vectors s (..., D). The 1e-9 avoids 0 / 0 in norm_back."""
+    """Return the lengths q (..., 1) of the vectors s (..., D). The 1e-9 avoids 0 / 0 in s / q."""
     return np.sqrt((s * s).sum(axis=-1, keepdims=True) + 1e-9)
 
 def norm_back(dq, s):
@@ -68,7 +70,11 @@ def squash(s):
     return s / q * length
 
 def squash_back(dv, s):
-    """Return ds (..., D). A step along s changes the length of v, a step across s its direction."""
+    """Return ds (..., D). A step along s changes the length of v, a step across s its direction.
+
+    Turning s by a small angle moves s by q times the angle, and v by its length times the angle:
+    hence length / q.
+    """
     q = norm(s)                                                     # (..., 1)
     length, slope = squashed_length(q)                              # (..., 1)
     direction = s / q                                               # (..., D)
@@ -88,7 +94,8 @@ def softmax_back(dc, c):
 def route(u_hat, iterations=ITERATIONS):
     """Return the digit capsules v (N, J, D) for the votes u_hat (N, I, J, D) [Procedure 1].
 
-    Every array has these four axes here. An axis along which it would not change has length 1.
+    Arrays have the axes N, I, J, D here; an axis that is summed over, or absent, has length 1.
+    A "line" is one of Procedure 1.
     """
     N, I, J, D = u_hat.shape
     b = np.zeros((N, I, J, 1), u_hat.dtype)                         # line 2
@@ -113,13 +120,14 @@ def route_back(dv, kept):
         ds = squash_back(dv, s)                                     # line 6: (N, 1, J, D)
         dc = (u_hat * ds).sum(axis=3, keepdims=True)                # line 5: (N, I, J, 1)
         du_hat += c * ds
-        db = db + softmax_back(dc, c)                               # line 4, and b in line 7
+        db = db + softmax_back(dc, c)                   # an earlier b is used in lines 4 and 7
         dv = 0                                          # an earlier v is used in line 7 only
     return du_hat
 
 def margin_loss(length, present):
     """Return the loss [Eq. 4], averaged over the images, and its gradient dlength (N, J).
 
+    The constants of the paper are m+ = 0.9, m- = 0.1 and lambda = 0.5.
     length (N, J): |v_k|; present (N, J): T_k, which is 1 for the class of the image, else 0.
     """
     too_short = np.maximum(0, 0.9 - length)                         # (N, J)
@@ -150,7 +158,10 @@ def conv_back(dy, x, w, stride):
     return dx, dw
 
 def init(rng):
-    """Return the parameters: random, with variances of about 1 / (number of inputs)."""
+    """Return the parameters: random, with variances of about 1 / (number of inputs).
+
+    Those of W are smaller, and "hidden" has D inputs that are not masked.
+    """
     params = {
         "conv1": rng.normal(0, 0.2, (5, 5, 1, 32)),
         "primary": rng.normal(0, 0.035, (5, 5, 32, 32)),
@@ -189,7 +200,8 @@ def decode(p, v, chosen):
     """
     masked = (v * chosen[..., None]).reshape(-1, J * D)             # (N, J * D)
     h = np.maximum(0, masked @ p["hidden"])                         # (N, 128): ReLU
-    y = 1 / (1 + np.exp(-h @ p["pixels"]))                          # (N, 784): sigmoid
+    z = h @ p["pixels"]                                             # (N, 784)
+    y = 1 / (1 + np.exp(-z))                                        # (N, 784): sigmoid
     return y.reshape(-1, 28, 28, 1), (p, chosen, masked, h, y)
 
 def decode_back(dy, kept):
@@ -198,9 +210,10 @@ def decode_back(dy, kept):
     grads = {}
     dz = dy.reshape(-1, 784) * y * (1 - y)                          # (N, 784): sigmoid
     grads["pixels"] = h.T @ dz
-    dh = dz @ p["pixels"].T * (h > 0)                               # (N, 128): ReLU
-    grads["hidden"] = masked.T @ dh
-    dmasked = dh @ p["hidden"].T                                    # (N, J * D)
+    dh = dz @ p["pixels"].T                                         # (N, 128)
+    da = dh * (h > 0)                                               # (N, 128): before the ReLU
+    grads["hidden"] = masked.T @ da
+    dmasked = da @ p["hidden"].T                                    # (N, J * D)
     return dmasked.reshape(-1, J, D) * chosen[..., None], grads
 
 def loss_and_grads(p, x, labels):
@@ -221,9 +234,9 @@ def loss_and_grads(p, x, labels):
 def adam(params, grads, m1, m2, step, rate):
     """Change params by one step of Adam (Kingma & Ba, 2015). The first step is number 1."""
     for name, d in grads.items():
-        m1[name] += 0.1 * (d - m1[name])                # running mean of the gradient,
-        m2[name] += 0.001 * (d * d - m2[name])          # and of its square; both begin at 0,
-        mean = m1[name] / (1 - 0.9 ** step)             # which this makes up for
+        m1[name] += 0.1 * (d - m1[name])                # running mean
+        m2[name] += 0.001 * (d * d - m2[name])          # running mean square
+        mean = m1[name] / (1 - 0.9 ** step)             # both are corrected for starting at 0
         mean_square = m2[name] / (1 - 0.999 ** step)
         params[name] -= rate * mean / (np.sqrt(mean_square) + 1e-8)
 
