@@ -205,6 +205,7 @@ class Config:
     width: int = 0                 # of a CNN; 0: matched_width
 
     def __post_init__(self):
+        check_types(self)
         fill_in(self, defaults_of(self))
         if self.affnist_dir and self.n_classes != 10:
             raise InputError("--affnist-dir: affNIST has ten digits, and these data other classes. "
@@ -250,17 +251,25 @@ def fill_in(config, defaults):
 
 KINDS_OF_VALUE = {                 # by the type of a setting: what its values must be instances of, in words
     int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"),
-    str: (str, "a text"), bool: (bool, "True or False")}
+    str: (str, "a text"), bool: ((bool, np.bool_), "True or False")}
+
+
+def check_types(config):
+    """Raise InputError if a value is of another type than its field. Convert it to a type that JSON knows"""
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        kind, in_words = KINDS_OF_VALUE[f.type]
+        is_number_for_bool = f.type is not bool and isinstance(value, bool)
+        if value is not None:
+            if is_number_for_bool or not isinstance(value, kind):
+                raise InputError(f"{flag_of(f.name)} {value}: must be {in_words}")
+            object.__setattr__(config, f.name, f.type(value))
 
 
 def check_setting(f, config, default):
-    """Raise InputError if a setting's value is of another type or out of bounds, or if the setting does not apply and
-    the value is not its default. Convert the value to a type that JSON knows"""
+    """Raise InputError if a setting's value is out of bounds, or if the setting does not apply and the value is not its
+    default"""
     value, flag = getattr(config, f.name), flag_of(f.name)
-    kind, in_words = KINDS_OF_VALUE[f.type]
-    if not isinstance(value, kind) or (f.type is not bool and isinstance(value, bool)):
-        raise InputError(f"{flag} {value}: must be {in_words}")
-    object.__setattr__(config, f.name, f.type(value))
     if not applies(f, config):
         if value != default:
             needed = " and ".join(f"{flag_of(name)} {', '.join(values)}"
@@ -1872,18 +1881,21 @@ def is_begun(folder):
     """Return whether a folder holds a run. Raise InputError if it holds anything else"""
     if (folder / "weights.npz").exists():
         return True
-    left = [path.name for path in folder.iterdir() if not path.name.startswith("weights.npz.")]
-    if left:
-        raise InputError(f"{folder}: holds other files ({left[0]}). "
+    others = [path.name for path in folder.iterdir() if path not in half_written(folder)]
+    if others:
+        raise InputError(f"{folder}: holds other files ({others[0]}). "
                          "Name a new --outdir, or the folder of a run")
     return False
+
+
+def half_written(folder):
+    """Return the files that a run left behind in its folder when it was killed while it saved; see write_file"""
+    return [path for path in folder.glob("weights.npz.*") if path.suffix[1:].isdigit()]
 
 
 def begin(folder, config, data, init):
     """Return the state from which a run goes on: that in its folder or, if there is none yet, a new one, with the
     weights of the file `init` if that is not None. Raise InputError if the folder holds another run"""
-    for left in folder.glob("weights.npz.*"):          # by a run that was killed while it saved
-        left.unlink()
     if is_begun(folder):
         theirs, state = load(folder)
         check_same_run(folder, theirs, state, config, data, init)
@@ -1988,6 +2000,11 @@ def finished_result(folder, config):
 def run(config, data, state, folder):
     """Train a network from a state on and test it; write weights.npz after every epoch, and metrics.json. Return
     result_of it"""
+    for path in half_written(folder):
+        path.unlink()
+    if (folder / "metrics.json").exists():             # of fewer epochs: it does not mark this run as finished
+        n = len(state["history"]["epochs"])
+        (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
     file = folder / "weights.npz"
     ours = time_of(file)
@@ -2059,7 +2076,7 @@ def processor_name():
 
 
 def test_metrics(test):
-    """Return the metrics of evaluate_test as --out-json names them"""
+    """Return the metrics of evaluate_test as metrics.json names them"""
     bits = {key: base64.b64encode(np.packbits(one["correct"])).decode() for key, one in test.items()}
     kept = "accuracy", "hits", "n", "recon_mse", "confusion"
     return {"hit_bits": bits} | {f"{key}_{name}": one.get(name) for key, one in test.items() for name in kept}
@@ -2200,12 +2217,14 @@ def train_and_test(args):
         words = ["--load", folder]
         if config.data_dir:
             words += ["--data-dir", config.data_dir]
+        if config.affnist_dir:
+            words += ["--affnist-dir", config.affnist_dir]
         say(f"test it again: {command_line(*words)}", config)
     return result
 
 
 def train_in(folder, config, init):
-    """Train a network in a folder, or go on there, and test it. Return the result"""
+    """Load the data, then train in a folder, go on there, or read what a finished run found. Return the result"""
     data = load_data(config)
     config = fit_to_data(config, data)
     state = begin(folder, config, data, init)
@@ -2262,7 +2281,9 @@ class Parser(argparse.ArgumentParser):
         _, is_unknown, words = message.partition("unrecognized arguments: ")
         if is_unknown:
             flag = words.split()[0].partition("=")[0]
-            alike = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+            known = [name for name, action in self._option_string_actions.items()
+                     if action.help != argparse.SUPPRESS]
+            alike = difflib.get_close_matches(flag, known, n=1)
             if alike:
                 raise InputError(f"{message}. Did you mean {alike[0]}?")
         raise InputError(f"{message}. See --help")

@@ -89,6 +89,7 @@ def arms_of(experiment, models, variants, flags):
     all variants have"""
     settings = settings_of(experiment)
     known = settings["--model"]["choices"]
+    default_model = importlib.import_module(experiment).Config.model
     for model in models:
         if model not in known:
             raise InputError(f"--model {model}: {experiment} has no such model. Give some of {', '.join(known)}")
@@ -97,14 +98,19 @@ def arms_of(experiment, models, variants, flags):
     arms = []
     for model in models or [None]:
         for variant in split:
-            own = [" ".join(flag).removeprefix("--") for flag in variant if flag not in shared]
-            name = " ".join(own)
+            own = [flag for flag in variant if flag not in shared]
+            if model is not None:
+                own = [flag for flag in own if flags_for(model, models, [flag], settings)]
+            name = " ".join(" ".join(flag).removeprefix("--") for flag in own)
             words = [word for flag in (*flags, *variant) for word in flag]
             if len(models) > 1:
                 name = f"{model} {name}".strip()
             if model is not None:
                 words = ["--model", model, *flags_for(model, models, [*flags, *variant], settings)]
-            arms.append(Arm(name or model or "default", words))
+            elif "--model" not in words:
+                words = ["--model", default_model, *words]
+            if words not in [arm.words for arm in arms]:                # a model may lack what a variant changes
+                arms.append(Arm(name or model or "default", words))
     names = [arm.name for arm in arms]
     if len(set(names)) < len(names):
         raise InputError(f"--variant: {max(names, key=names.count)} is given twice. Give each variant once")
@@ -143,7 +149,8 @@ def training_jobs(experiment, arms, seeds, threads):
 
 def loading_jobs(experiment, files, flags, threads):
     """Return the experiment and {file: Job} of the evaluations of some weights files"""
-    if len(set(map(Path.resolve, files))) < len(files):
+    weights = [file / "weights.npz" if file.is_dir() else file for file in files]
+    if len(set(map(Path.resolve, weights))) < len(files):
         raise InputError("--load: a file is given twice. Give each file once")
     jobs = {}
     for file in files:
@@ -176,8 +183,12 @@ def names_of(results):
 
 
 def short_name(place):
-    """Return the name of a run's folder, or that of a file without its ending"""
-    return place.resolve().name if place.is_dir() else place.stem
+    """Return the name of a run's folder, or that of a weights file without its ending"""
+    if place.is_dir():
+        return place.resolve().name
+    if place.name == "weights.npz":
+        return place.resolve().parent.name
+    return place.stem
 
 
 def values_of(result):
@@ -198,7 +209,7 @@ def main():
                         'each variant, as in --variant "--routing-iters 3" --variant "--routing-iters 1"')
     parser.add_argument("--n-seeds", type=int, default=1, metavar="K", help="seeds of each model (default: 1)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="the first seed (default: 0)")
-    parser.add_argument("--load", nargs="+", action="extend", type=Path, metavar="FILE", help="evaluate these trained "
+    parser.add_argument("--load", nargs="+", action="extend", type=Path, metavar="PLACE", help="evaluate these trained "
                         "networks instead")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side, which share the cores "
                         "(default: 1)")

@@ -376,7 +376,7 @@ def main():
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port of the server; 0: any free "
                         "one (default: 8000)")
     parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    parser.add_argument("--load", nargs="+", action="extend", default=[], metavar="FILE", help="also show networks of "
+    parser.add_argument("--load", nargs="+", action="extend", default=[], metavar="PLACE", help="also show networks of "
                         "your own; one of multimnist_capsnet.py replaces the pretrained network")
     args = parser.parse_args()
     if not 0 <= args.port <= 65535:

@@ -65,7 +65,8 @@ def load_for_evaluation(module, path, args):
     """Return load_network's result and the Config to evaluate it with: its own, with the flags in args, and with the
     data of its training unless these flags name others. Raise InputError for a flag that contradicts its training"""
     network, given = load_network(module, path), module.given_settings(args)
-    given |= {"model": " ".join(given["model"])} if "model" in given else {}
+    if "model" in given:
+        given["model"] = " ".join(given["model"])
     if network.source in getattr(module, "DIGIT_NAMES", ()):
         given = {"digits": network.source} | given
     elif hasattr(network.config, "data_dir") and not (given.get("data_dir") or "digits" in given):

@@ -68,7 +68,7 @@ def run(jobs, n_at_once, say, folder=None):
             if code := process.wait():
                 last = last if code > 0 else f"was ended by signal {-code}, as when memory is short"
                 remedy = ""
-                if str(job.folder) in last and "cannot write" not in last:
+                if str(job.folder) in last and "damaged" in last:
                     remedy = f". Delete {job.folder} to begin this run anew"
                 raise InputError(f"{job.name}: {last}{remedy} (command: {command_line(*job.words)})")
         finally:

@@ -221,7 +221,7 @@ def test_the_default_commands_of_the_viewpoint_experiment(call, monkeypatch):
     trained = []
     monkeypatch.setattr(sn, "load_data", lambda *_: {})
     monkeypatch.setattr(sn, "print_table", lambda *_: None)
-    monkeypatch.setattr(sn, "train_one", lambda config, *_: trained.append(config))
+    monkeypatch.setattr(sn, "train_in", lambda folder, config, *_: trained.append(config))
     for flags in ((), ("--data", "shapes"), ("--model", "matrix-capsnet", "cnn", "--routing-iters", "1")):
         assert call(sn, sn.main, *flags)[0] == 0
     models = [config.model for config in trained]
@@ -231,3 +231,25 @@ def test_the_default_commands_of_the_viewpoint_experiment(call, monkeypatch):
     assert [config.lr for config in trained[:4]] == [5e-3, 2e-3, 2e-3, 2e-3]
     assert [config.preset for config in trained[:4]] == ["wide", "small", "small", "wide"]
     assert {config.data for config in trained[3:7]} == {"shapes"} and trained[7].routing_iters == 1
+
+
+def test_a_longer_run_is_not_marked_as_finished_and_no_file_of_the_users_is_touched(call, tmp_path):
+    flags = [*toy_flags(runs.MULTI), "--lr-schedule", "constant", "--outdir", "run"]
+    assert call(mc, mc.main, *flags)[0] == 0
+    for name in "weights.npz.bak", "weights.npz.1234":                  # a copy of the user's, and a killed run's
+        (tmp_path / "run" / name).write_bytes(b"x")
+    assert call(mc, mc.main, *flags, "--n-epochs", 2)[0] == 0
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"weights.npz", "metrics.json", "metrics-1-epochs.json", "weights.npz.bak"}
+    assert read(tmp_path / "run" / "metrics.json")["config"]["n_epochs"] == 2
+
+
+@every_experiment
+def test_values_of_another_type_are_refused_and_numpys_are_taken(experiment):
+    module = EXPERIMENTS[experiment]
+    for given in {"n_epochs": 1.5}, {"lr": "0.01"}, {"preset": ["small"]}, {"model": ["cnn"]}, {"seed": True}:
+        with pytest.raises(module.InputError, match="must be a"):
+            module.Config(**given)
+    config = module.Config(n_epochs=np.int64(3), lr=np.float32(0.5), quiet=np.bool_(True))
+    assert (config.n_epochs, config.lr, config.quiet) == (3, 0.5, True)
+    assert json.dumps([config.n_epochs, config.lr, config.quiet]) == "[3, 0.5, true]"

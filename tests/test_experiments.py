@@ -346,7 +346,7 @@ def timeless(result):
     """Return a result without times and without what the command line says about files, threads and machine"""
     if isinstance(result, dict):
         return {key: timeless(value) for key, value in result.items() if not re.search(
-            "second|^ms_|^(threads|machine|versions|checkpoint|loaded)$|^out_", key)}
+            "second|^ms_|^(threads|machine|versions|loaded)$", key)}
     return result
 
 

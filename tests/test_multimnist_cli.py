@@ -16,8 +16,8 @@ TOY = ("--digits synthetic --n-epochs 1 --n-train 64 --n-val 32 --n-test 64 --ba
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    """The checkpoint of a run at toy size"""
+def trained(tmp_path_factory):
+    """The weights file of a run at toy size"""
     path, small = tmp_path_factory.mktemp("run") / "run.npz", dict(n_train=64, conv1_channels=4, conv3_channels=8)
     mc.save(path, toy(runs.MULTI, **small)[0], toy_run(runs.MULTI, **small))
     return path
@@ -36,10 +36,10 @@ def assert_pngs(folder, names):
 
 
 @pytest.mark.slow
-def test_figures_of_several_networks(checkpoint, cli, tmp_path):
+def test_figures_of_several_networks(trained, cli, tmp_path):
     """One figure for all networks or one for each; what means nothing for a network is skipped with a word"""
     assert cli(mc, *TOY, "--model", "cnn", "--quiet", "--outdir", "cnn")[0] == 0
-    code, out, err = cli(viz, "--load", checkpoint, "cnn", "--n-test", 64, "--outdir", "both")
+    code, out, err = cli(viz, "--load", trained, "cnn", "--n-test", 64, "--outdir", "both")
     assert (code, err) == (0, "")
     each = [f"{name}-{model}" for name in ("capsule_activations", "errors") for model in ("capsnet", "cnn")]
     assert_pngs(tmp_path / "both", [*each, "example_pairs", "reconstructions", "perturbation", "routing",
@@ -61,16 +61,16 @@ def test_figures_of_a_network_that_is_trained_first(cli, tmp_path):
     assert json.loads((tmp_path / "x.json").read_text("utf-8")).keys() >= {"history", "errors", "routing"}
 
 
-def test_a_picture_of_ones_own(cli, checkpoint, tmp_path):
+def test_a_picture_of_ones_own(cli, trained, tmp_path):
     page = np.full((120, 160), 230, np.uint8)
     page[30:90, 60:68] = page[50:58, 50:90] = 20
     imageio.imwrite(tmp_path / "page.png", page)
-    code, out, err = cli(viz, "--load", checkpoint, "--image", "page.png", "--outdir", "out")
+    code, out, err = cli(viz, "--load", trained, "--image", "page.png", "--outdir", "out")
     assert (code, err) == (0, "") and "lengths" in out
     assert_pngs(tmp_path / "out", ["page_digits"])
 
 
-def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(checkpoint, cli, monkeypatch, tmp_path):
+def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(trained, cli, monkeypatch, tmp_path):
     out, states, train = tmp_path / "toy.gif", [], mc.train
     monkeypatch.setattr(mc, "train", lambda *args, **hooks: states.append(train(*args, **hooks)) or states[-1])
     assert cli(gif, *TOY, "--quiet", "--out", out, "--snapshot-every", 3) == (0, "", "")
@@ -80,7 +80,7 @@ def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(chec
     assert len(frames) == 4                                                 # steps 0, 3 and 4, and the ending
     assert not np.array_equal(frames[0], frames[2]) and not np.array_equal(frames[2], frames[3])
     monkeypatch.setattr(gif, "N_SCENES", 2)
-    assert cli(gif, "--load", checkpoint, "--out", out, "--fps", gif.FPS)[0] == 0
+    assert cli(gif, "--load", trained, "--out", out, "--fps", gif.FPS)[0] == 0
     frames, meta = imageio.imread(out), imageio.immeta(out, index=1, plugin="pillow")
     assert len(frames) == 2 and not np.array_equal(frames[0], frames[1]) and meta["duration"] == 160    # ms
 
@@ -109,8 +109,8 @@ BAD = [                            # script, flags, what the line names
 
 
 @pytest.mark.parametrize("script, flags, named", BAD, ids=lambda value: getattr(value, "__name__", value)[:60])
-def test_bad_input_is_one_line_and_leaves_no_file(cli, checkpoint, tmp_path, script, flags, named):
-    (tmp_path / "run.npz").write_bytes(checkpoint.read_bytes())
+def test_bad_input_is_one_line_and_leaves_no_file(cli, trained, tmp_path, script, flags, named):
+    (tmp_path / "run.npz").write_bytes(trained.read_bytes())
     (tmp_path / "page.png").write_bytes(b"hello")
     cnn = mc.Config(model="cnn", conv3_channels=2)
     for name, source in (("cnn", "synthetic"), ("other", "shirts")):

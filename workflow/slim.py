@@ -36,8 +36,8 @@ def slim(source, target, small):
     experiment = importlib.import_module(name)
     config, state = experiment.load(source)
     params = state["params"]
-    if small and not hasattr(config, "recon_weight"):
-        raise InputError(f"{source}: has no decoder to omit. Leave --small out")
+    if small and name != "affnist_capsnet":
+        raise InputError(f"{source}: --small is for networks of affnist_capsnet.py. Leave it out")
     if small:
         params = {name: rounded(a) for name, a in params.items() if not name.startswith("dec")}
         state["history"] |= {"slimmed": f"rounded to about {SHARE:g} standard deviations, no decoder; trained with "

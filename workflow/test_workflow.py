@@ -194,10 +194,10 @@ def test_a_slim_network_names_digits_as_the_whole_one_does(tmp_path):
 
 
 @pytest.mark.parametrize("command, said", [
-    ("slim.py weights/affnist_capsnet-shared.npz", "the following arguments are required: TARGET"),
+    ("slim.py weights/affnist_capsnet-shared.npz", "the following arguments are required"),
     ("slim.py nowhere.npz TARGET", "nowhere.npz"),
     ("slim.py README.md TARGET", "no trained network"),
-    ("slim.py weights/smallnorb_cnn.npz TARGET --small", "has no decoder to omit. Leave --small out"),
+    ("slim.py weights/smallnorb_cnn.npz TARGET --small", "--small is for networks of affnist_capsnet.py. Leave it out"),
     ("slim.py weights/affnist_cnn-gap.npz TARGET/net.npz", "TARGET"),
     ("mutate.py affnist_capsnet --functions nothing", "--functions nothing: affnist_capsnet.py has none of them"),
     ("mutate.py affnist_capsnet --threads 0", "--threads: at least 1")])
