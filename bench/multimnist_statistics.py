@@ -80,7 +80,7 @@ def main():
     measure("recomputed", capsnet.recompute_statistics(state, data, config, 800))
     if args.out_json:
         write_json(args.out_json, untrained_result(capsnet, config, data["source"], {
-            "loaded": state["loaded"], "n_params": sum(p.size for p in state["params"].values()),
+            "loaded": capsnet.identity_of(args.load, config), "n_params": sum(p.size for p in state["params"].values()),
             "bench": {"n_pairs": args.n_pairs, "n_val": config.n_val}, "validation": found}))
 
 
