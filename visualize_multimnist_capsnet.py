@@ -267,7 +267,7 @@ def draw_routing(run, n=3):
     axes[0, 0].set_ylabel(f"{words.noun}\n(in color)")
     axes[1, 0].set_ylabel("coupling\n(dotted square)")
     fig.colorbar(heatmap, ax=axes, location="bottom", shrink=0.6, aspect=40, format=PercentFormatter(1, None),
-                 label=f"change of the coupling coefficient after {len(c)} iterations, relative to uniform")
+                 label="change of the coupling coefficient by routing, relative to uniform")
     return fig
 
 
@@ -417,8 +417,8 @@ FIGURES = {
                                "nothing"),
     "perturbation": Drawing(draw_perturbation, applies=has_vectors, lacks="only squashed class vectors have "
                             "dimensions to perturb"),
-    "routing": Drawing(draw_routing, applies=lambda config: is_capsnet(config) and config.routing_iters > 1,
-                       lacks="only a capsnet with two or more routing iterations has coupling coefficients to show"),
+    "routing": Drawing(draw_routing, applies=lambda config: config != capsnet.with_uniform_coupling(config),
+                       lacks="only a capsnet whose coupling coefficients are not uniform has some to show"),
     "errors": Drawing(draw_errors), "training_curves": figures.TRAINING_CURVES,
     "confusion": Drawing(draw_confusion, default=False)}
 

@@ -570,7 +570,7 @@ FIGURES = {
     "elevation_strip": Drawing(draw_elevation_strip),
     "pose_matrices": Drawing(draw_pose_matrices, applies=model_in(*norb.MATRIX_MODELS), lacks="only matrix capsules "
                              "have pose matrices"),
-    "routing": Drawing(draw_routing, applies=lambda config: config.model in norb.CAPSULES and config.routing_iters > 1,
+    "routing": Drawing(draw_routing, applies=lambda config: config != norb.with_uniform_coupling(config),
                        lacks="only capsules with two or more routing iterations are routed"),
     "training_curves": figures.TRAINING_CURVES,
     "background_activity": Drawing(draw_activity_of_one, applies=lambda config: config.model == "matrix-capsnet" and

@@ -45,7 +45,7 @@ def test_figures_of_several_networks(trained, cli, tmp_path):
     assert_pngs(tmp_path / "both", [*each, "example_pairs", "reconstructions", "perturbation", "routing",
                                     "training_curves"])
     code, out, err = cli(viz, "--load", "cnn", "--n-test", 64, "--only", "routing", "errors")
-    assert (code, err) == (0, "") and "routing: skipped, since only a capsnet with two" in out
+    assert (code, err) == (0, "") and "routing: skipped, since only a capsnet whose" in out
     assert_pngs(tmp_path / "cnn" / "figures", ["errors"])              # the default folder, of one run
 
 
