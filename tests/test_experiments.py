@@ -26,7 +26,7 @@ every_experiment = pytest.mark.parametrize("experiment", runs.EXPERIMENTS)
 DIGITS = ("train", "t10k")         # the two parts of a data set in idx files
 ENVIRONMENT = dict(os.environ)     # before a test changes it while a run is being started in a thread
 EPOCHS = 2                         # of every run that is killed, resumed or compared
-MANY = 60                          # of one that is stopped by Ctrl-C, which a process may notice late
+MANY = 40                          # of one that is stopped by Ctrl-C, which a process may notice late
 RUN = {                            # the flags of the run that most tests look at
     MULTI: {**runs.TOY[MULTI], "--model": "capsnet"},
     AFF: {**runs.TOY[AFF], "--model": "capsnet-shared", "--conv1-channels": 4},
@@ -205,8 +205,12 @@ class Alone:
         return self.run(name, words)
 
     def run_stopped(self, name, words):
-        """Press Ctrl-C after the first epoch; then give the command that is printed"""
-        folder, process = self.open(name, words, stdout=subprocess.PIPE)
+        """Press Ctrl-C after the first epoch; then give the command that is printed. The signal is ignored by what runs
+        in the background of a shell, and by its children: not by this one"""
+        def heed():
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        posix = {"preexec_fn": heed} if os.name == "posix" else {}
+        folder, process = self.open(name, words, stdout=subprocess.PIPE, **posix)
         for line in process.stdout:
             if line.startswith("epoch 1/") or process.poll() is not None:
                 break
