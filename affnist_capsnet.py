@@ -1894,7 +1894,7 @@ def half_written(folder):
 
 
 def begin(folder, config, data, init):
-    """Return the state from which a run goes on: that in its folder or, if there is none yet, a new one, with the
+    """Return the state from which a run continues: that in its folder or, if there is none yet, a new one, with the
     weights of the file `init` if that is not None. Raise InputError if the folder holds another run"""
     if is_begun(folder):
         theirs, state = load(folder)
@@ -1921,7 +1921,7 @@ def check_same_run(folder, theirs, state, config, data, init):
     """Raise InputError if a run in a folder, with the settings `theirs`, is another one than a command asks for"""
     own = {f.name: getattr(config, f.name) for f in SETTINGS}
     if config.n_epochs > theirs.n_epochs and config.lr_schedule == theirs.lr_schedule == "constant":
-        own["n_epochs"] = theirs.n_epochs                               # it goes on
+        own["n_epochs"] = theirs.n_epochs                               # it continues
     if config.n_epochs > theirs.n_epochs:
         another = f"Start another run from it: --init {folder}"
         if theirs.lr_schedule == "cosine":

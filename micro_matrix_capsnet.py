@@ -29,7 +29,7 @@ How to read it: most functions NAME are followed by NAME_back, the backward pass
 the loss with respect to an array x is called dx, and has the shape of x. NAME_back takes the
 gradients of what NAME returned, and then the arguments of NAME. Some functions also return, last, a
 tuple of what their backward pass needs: it takes this tuple, `kept`, in place of the arguments. A
-"line" in a comment is one of the paper's procedure that stands in brackets in the docstring.
+"line" in a comment is one of the procedure that the docstring names in brackets.
 Axes: N images, I children (primary capsules), J parents (classes), D = 16 entries of a pose.
 """
 import gzip

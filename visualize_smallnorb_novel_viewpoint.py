@@ -571,7 +571,7 @@ FIGURES = {
     "pose_matrices": Drawing(draw_pose_matrices, applies=model_in(*norb.MATRIX_MODELS), lacks="only matrix capsules "
                              "have pose matrices"),
     "routing": Drawing(draw_routing, applies=lambda config: config != norb.with_uniform_coupling(config),
-                       lacks="only capsules with two or more routing iterations are routed"),
+                       lacks="only capsules whose assignment is not uniform are routed"),
     "training_curves": figures.TRAINING_CURVES,
     "background_activity": Drawing(draw_activity_of_one, applies=lambda config: config.model == "matrix-capsnet" and
                                    config.data != "shapes", lacks="it is measured for a matrix-capsnet on toys",
