@@ -55,7 +55,7 @@ def code_blocks(text):
 
 def commands(text):
     """The command lines `python3 script.py ...` of all code blocks and inline code, as lists of words"""
-    lines = (shlex.split(line, comments=True) for line in re.findall(r"python3 ([^\n|>&;]*)", code_blocks(text)))
+    lines = (shlex.split(line, comments=True) for line in re.findall(r"python3 (?!-c )([^\n|>&;]*)", code_blocks(text)))
     return [words for words in lines if words and not words[0].startswith("-")]
 
 
@@ -158,8 +158,9 @@ def test_the_notebook_was_run_without_an_error_and_shows_its_figures():
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
     source = "".join(line for cell in cells for line in cell["source"])
-    for module, name in re.findall(r"\b(capsnet|viz|figures|networks)\.(\w+)", source):
-        full = {"capsnet": "multimnist_capsnet", "viz": "visualize_multimnist_capsnet"}.get(module, f"lab.{module}")
+    for module, name in re.findall(r"\b(micro|capsnet|viz|figures|networks)\.(\w+)", source):
+        full = {"micro": "microcapsnet", "capsnet": "multimnist_capsnet",
+                "viz": "visualize_multimnist_capsnet"}.get(module, f"lab.{module}")
         assert hasattr(importlib.import_module(full), name), name
 
 

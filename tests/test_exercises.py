@@ -73,7 +73,7 @@ def test_the_diff_that_is_shown_is_the_file_and_applies(one):
 
 def wrong_copy(one, folder):
     """A copy of the scripts and their tests with an exercise's mistake"""
-    for name in ("tests", "workflow", "lab"):
+    for name in ("tests", "workflow", "lab", "conformance"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in EXPERIMENTS:                                            # a folder in results/ makes it one
         (folder / "results" / name).mkdir(parents=True)

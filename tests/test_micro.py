@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from capsule_conformance.conform import examine
 from conftest import EXPERIMENTS, ROOT, idx, toy_digits
-from gradcheck import check_coordinates, check_directions, normal
+from gradcheck import check_coordinates, check_directions, check_op, normal
 
 import micro_matrix_capsnet
 import microcapsnet
@@ -62,6 +62,12 @@ def test_the_gradient_of_the_whole_loss(name):
         with pytest.raises(AssertionError, match=wrong):
             check_coordinates(lambda one: loss(params | one), {wrong: params[wrong]}, {wrong: 1.01 * grads[wrong]},
                               n=1)
+
+
+@every_count
+def test_the_gradient_of_routing(n_iters):
+    """Of every vote, through all iterations"""
+    check_op(lambda u_hat: microcapsnet.route(u_hat, n_iters), microcapsnet.route_back, normal(2, 5, 3, 4))
 
 
 @every_micro_file
