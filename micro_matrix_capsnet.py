@@ -8,9 +8,9 @@
 Hinton, Sabour & Frosst, "Matrix capsules with EM routing" (ICLR 2018): a capsule has a pose, a
 4 x 4 matrix, and an activation, the probability that something is in the image. Primary capsules
 vote for the poses of the class capsules. EM routing fits a Gaussian to the votes for each class,
-which is active if many votes agree. The network is that of Section 4 with a second convolution in
-place of its two convolutional capsule layers, smaller, and its convolutions have no biases; the
-images are MNIST's.
+which is active if many votes agree. The network is that of Section 4, but smaller: a second
+convolution before the primary capsules replaces the two convolutional capsule layers after them.
+The convolutions have no biases; the images are MNIST's.
 
     layer      what it does                                        output
     conv1      convolution 5 x 5, stride 2, ReLU                   12 x 12 x 32
@@ -25,12 +25,13 @@ trains for two epochs, about 140 seconds on one core, classifies about 99.0% of 
 correctly, and prints how the primary capsules of one of them are divided among the classes after
 the first and after the last iteration. MNIST (11 MB) is downloaded once.
 
-How to read it: most functions NAME are followed by NAME_back, the backward pass. The gradient of
-the loss with respect to an array x is called dx, and has the shape of x. NAME_back takes the
-gradients of what NAME returned, and then the arguments of NAME. Some functions also return, last, a
-tuple of what their backward pass needs: it takes this tuple, `kept`, in place of the arguments. A
-"line" in a comment is one of the procedure that the docstring names in brackets.
-Axes: N images, I children (primary capsules), J parents (classes), D = 16 entries of a pose.
+How to read it: a function NAME that gradients pass is followed by NAME_back, its backward pass. The
+gradient of the loss with respect to an array x is called dx, and has the shape of x. NAME_back
+takes the gradients with respect to what NAME returned, and then the arguments of NAME. Some NAME
+also return, last, a tuple of what is needed again: NAME_back then takes this tuple, `kept`, in
+place of the arguments. "Line 3" is line 3 of the paper's procedure that the docstring of the
+function names in brackets.
+Axes: N images, I children (primary capsules), J parents (classes), D = 16 entries h of a pose.
 """
 import gzip
 import hashlib
@@ -48,7 +49,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 POSITIONS, TYPES, J, D = 9, 8, 10, 16
 I = POSITIONS * TYPES
-# One per iteration; the paper gives no values. (1 / 16,): no routing, about as accurate here.
+# The inverse temperature lambda [M-STEP, line 6] of every iteration; the paper gives no values.
+# (1 / 16,): one iteration, no routing, about as accurate here.
 LAMBDAS = (1 / 64, 1 / 16)
 VARIANCE_FLOOR = 1e-4                   # a parent with a single vote has no variance
 MASS_FLOOR = 1e-9                       # a parent without votes has no mass
@@ -66,15 +68,16 @@ def softmax(b):
     return exp / exp.sum(axis=2, keepdims=True)
 
 def softmax_back(dR, R):
-    """Return db (N, I, J, 1), from the result R of the softmax."""
+    """Return db (N, I, J, 1), from the result R of the softmax in place of b."""
     return R * (dR - (R * dR).sum(axis=2, keepdims=True))
 
 def m_step(a, R, V, beta_u, beta_a, lambda_):
     """Fit a Gaussian to the votes for every parent, and decide how active it is [M-STEP].
 
     a (N, I, 1, 1): the children's activations; R (N, I, J, 1): how they are divided among the
-    parents; V (N, I, J, D): their votes; beta_u, beta_a (J,). Return the means mu (N, 1, J, D), the
-    variances sigma2 (N, 1, J, D), and z (N, 1, J, 1), whose sigmoid is the parent's activation.
+    parents; V (N, I, J, D): their votes; beta_u, beta_a (J,): of every parent. Return the means mu
+    (N, 1, J, D), the variances sigma2 (N, 1, J, D), and z (N, 1, J, 1), whose sigmoid is the
+    parent's activation.
     """
     r = R * a                                                       # line 2: (N, I, J, 1)
     mass = r.sum(axis=1, keepdims=True) + MASS_FLOOR                # (N, 1, J, 1)
@@ -85,7 +88,7 @@ def m_step(a, R, V, beta_u, beta_a, lambda_):
     log_sigma = np.log(sigma2) / 2                                  # (N, 1, J, D)
     cost = (beta_u[:, None] + log_sigma) * mass                     # line 5: (N, 1, J, D)
     total = cost.sum(axis=3, keepdims=True)                         # (N, 1, J, 1)
-    z = lambda_ * (beta_a[:, None] - total)                         # line 6: (N, 1, J, 1), Eq. 2
+    z = lambda_ * (beta_a[:, None] - total)             # line 6 without its logistic: (N, 1, J, 1)
     return mu, sigma2, z, (a, R, r, mass, off, variance, sigma2, total, lambda_)
 
 def m_step_back(dmu, dsigma2, dz, kept):
@@ -94,15 +97,15 @@ def m_step_back(dmu, dsigma2, dz, kept):
     D = off.shape[3]
     dbeta_a = lambda_ * dz.sum(axis=(0, 1, 3))                      # line 6
     dtotal = -lambda_ * dz                                          # (N, 1, J, 1)
-    dbeta_u = D * (dtotal * mass).sum(axis=(0, 1, 3))               # line 5: it is in D costs
+    dbeta_u = D * (dtotal * mass).sum(axis=(0, 1, 3))   # line 5: beta_u is in D costs
     dmass = dtotal * total / mass                       # (N, 1, J, 1): total is mass times a sum
-    dsigma2 = dsigma2 + dtotal * mass / (2 * sigma2)                # (N, 1, J, D)
+    dsigma2 = dsigma2 + dtotal * mass / (2 * sigma2)    # line 5, by log_sigma: (N, 1, J, D)
 
     # Lines 4 and 3 are averages with the weights r. The derivative of an average with respect to a
     # weight is (value - average) / mass. The derivative of line 4 with respect to mu is
-    # -2 sum_i r off / mass, which is 0, since mu is the average of V.
+    # -2 sum_i r off / mass, which is 0 up to MASS_FLOOR, since mu is the average of V.
     dV = r * (dmu + 2 * dsigma2 * off) / mass                       # (N, I, J, D)
-    dr_h = (dmu * off + dsigma2 * (off ** 2 - variance)) / mass     # (N, I, J, D): of each entry h
+    dr_h = (dmu * off + dsigma2 * (off ** 2 - variance)) / mass     # (N, I, J, D): by each entry h
     dr = dr_h.sum(axis=3, keepdims=True) + dmass                    # (N, I, J, 1)
 
     da = (dr * R).sum(axis=2, keepdims=True)                        # line 2: (N, I, 1, 1)
@@ -123,7 +126,7 @@ def e_step_back(dR, kept):
     """Return dmu, dsigma2, dz, dV: the lines of e_step from last to first."""
     R, off, sigma2, z = kept
     dlog_ap = softmax_back(dR, R)                                   # line 3: (N, I, J, 1)
-    dz = dlog_ap.sum(axis=1, keepdims=True) * sigmoid(-z)           # of log_a: (N, 1, J, 1)
+    dz = dlog_ap.sum(axis=1, keepdims=True) * sigmoid(-z)           # by log_a: (N, 1, J, 1)
     dsigma2_i = dlog_ap * (off ** 2 / sigma2 - 1) / (2 * sigma2)    # line 2: (N, I, J, D)
     dsigma2 = dsigma2_i.sum(axis=1, keepdims=True)                  # (N, 1, J, D)
     doff = -dlog_ap * off / sigma2                                  # (N, I, J, D)
@@ -162,7 +165,7 @@ def em_route_back(dmu, dactivation, kept):
         dV = dV + dV_e + dV_m
         dbeta_u = dbeta_u + dbeta_u_m
         dbeta_a = dbeta_a + dbeta_a_m
-        dmu, dz = 0, 0                      # of earlier iterations they feed the E-step only
+        dmu, dz = 0, 0                      # those of the iteration before feed its E-step only
     return da[:, :, 0, 0], dV, dbeta_u, dbeta_a
 
 def spread_loss(a, right, margin):
@@ -193,7 +196,8 @@ def conv_back(dy, x, w, stride):
     dx = np.zeros_like(x)
     for i in range(K):                                  # pixel (i, j) of all windows at once
         for j in range(K):
-            dx[:, i:i + stride * G:stride, j:j + stride * G:stride] += dy @ w[i, j].T
+            at_ij = dy @ w[i, j].T                                  # (N, G, G, C)
+            dx[:, i:i + stride * G:stride, j:j + stride * G:stride] += at_ij
     return dx, dw
 
 def init(rng):
@@ -216,14 +220,15 @@ def forward(p, x):
     h1 = np.maximum(0, conv(x, p["conv1"], 2))                      # (N, 12, 12, 32): ReLU
     h2 = np.maximum(0, conv(h1, p["conv2"], 2))                     # (N, 5, 5, 64): ReLU
     y = conv(h2, p["primary"], 1)                                   # (N, 3, 3, 136)
-    y = y.reshape(-1, I, 17)                            # (N, I, 17): 17 channels are a capsule,
-    M = y[..., :16].reshape(-1, POSITIONS, TYPES, 1, 4, 4)          # its pose
-    a = sigmoid(y[..., 16])                                         # and its activation (N, I)
+    y = y.reshape(-1, I, 17)                            # (N, I, 17): 17 channels are a capsule
+    M = y[..., :16].reshape(-1, POSITIONS, TYPES, 1, 4, 4)          # poses; 1 is the axis of J
+    a = sigmoid(y[..., 16])                                         # (N, I): activations
 
     V = M @ p["W"]                                      # (N, POSITIONS, TYPES, J, 4, 4) [Section 2]
-    row, column = np.indices((3, 3)).reshape(2, POSITIONS, 1, 1) / 3
-    V[..., 0, 3] += row                                 # coordinate addition [Section 4]: where the
-    V[..., 1, 3] += column                              # capsule is, to the right-hand column
+    # Coordinate addition [Section 4]: a capsule's position is added to the right-hand column.
+    row, column = np.indices((3, 3)).reshape(2, POSITIONS, 1, 1) / 3            # (POSITIONS, 1, 1)
+    V[..., 0, 3] += row
+    V[..., 1, 3] += column
     V = V.reshape(-1, I, J, D)                                      # (N, I, J, D)
     mu, activation, routed = em_route(a, V, p["beta_u"], p["beta_a"])           # (N, J, D), (N, J)
     return mu, activation, (p, x, h1, h2, M, a, routed)
@@ -235,9 +240,9 @@ def backward(dmu, dactivation, kept):
     da, dV, grads["beta_u"], grads["beta_a"] = em_route_back(dmu, dactivation, routed)
     dV = dV.reshape(-1, POSITIONS, TYPES, J, 4, 4)
 
-    # V_rc = sum_m M_rm W_mc, for every image n, position p, type t and class j
-    grads["W"] = np.einsum("nptrm,nptjrc->tjmc", M[:, :, :, 0], dV, optimize=True)
-    dM = np.einsum("nptjrc,tjmc->nptrm", dV, p["W"], optimize=True)
+    # V_rc = sum_m M_rm W_mc, for every image n, position s, type t and class j
+    grads["W"] = np.einsum("nstrm,nstjrc->tjmc", M[:, :, :, 0], dV, optimize=True)
+    dM = np.einsum("nstjrc,tjmc->nstrm", dV, p["W"], optimize=True)             # M without axis J
     dy = np.empty((len(x), I, 17), x.dtype)                         # (N, I, 17)
     dy[..., :16] = dM.reshape(-1, I, 16)
     dy[..., 16] = da * a * (1 - a)                                  # sigmoid
@@ -324,12 +329,13 @@ def mnist_file(name):
 
 def mnist(part):
     """Return the images (n, 28, 28, 1), from 0 to 1, and labels (n,) of a part: train or t10k."""
+    # 16 and 8 bytes of header are skipped.
     images = np.frombuffer(mnist_file(f"{part}-images-idx3-ubyte"), np.uint8, offset=16)
     labels = np.frombuffer(mnist_file(f"{part}-labels-idx1-ubyte"), np.uint8, offset=8)
     return images.reshape(-1, 28, 28, 1).astype(np.float32) / 255, labels.astype(int)
 
 def show(images):
-    """Print images (n, 28, 28, 1) side by side, a character for every two pixels."""
+    """Print images (n, 28, 28, 1) without borders side by side, a character for two pixels."""
     for row in range(2, 26, 2):
         for image in images:
             pixels = image[row:row + 2, 2:26, 0].mean(axis=0)       # (24,)
@@ -339,8 +345,8 @@ def show(images):
 def show_routing(p, x):
     """Print how the children of one image x (1, 28, 28, 1) are divided among the classes."""
     _, activation, kept = forward(p, x)                             # (1, J)
-    *_, a, routed = kept                                            # (1, I)
-    _, steps = routed
+    *_, a, routed = kept                                            # a: (1, I)
+    _, steps = routed                                   # of every iteration R, and more
     shares = []                                                     # (J,) and (J,)
     for R in (steps[0][0], steps[-1][0]):                           # (1, I, J, 1)
         shares.append((R[0, :, :, 0] * a[0, :, None]).sum(axis=0) / a.sum())

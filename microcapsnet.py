@@ -8,8 +8,8 @@
 Sabour, Frosst & Hinton, "Dynamic Routing Between Capsules" (NIPS 2017, arXiv:1710.09829): a capsule
 is a vector. Its length is the probability that something is in the image, its direction says how
 that looks. Each primary capsule predicts ("votes for") the vector of every digit capsule; votes
-that agree get more weight. The network is that of Section 4, but smaller and without biases; the
-images are MNIST's.
+that agree get more weight. The network is that of Section 4 with fewer channels, a larger stride,
+one decoder layer less, and without biases; the images are MNIST's.
 
     layer      what it does                                           output
     conv1      convolution 5 x 5, stride 2, ReLU                      12 x 12 x 32
@@ -23,11 +23,12 @@ images are MNIST's.
 trains for two epochs, about 90 seconds on one core, classifies about 99.2% of the test images
 correctly, and prints three of them above their reconstructions. MNIST (11 MB) is downloaded once.
 
-How to read it: most functions NAME are followed by NAME_back, the backward pass. The gradient of
-the loss with respect to an array x is called dx, and has the shape of x. NAME_back takes the
-gradient of what NAME returned, and then the arguments of NAME. Some functions also return, last, a
-tuple of what their backward pass needs: it takes this tuple, `kept`, in place of the arguments.
-Axes: N images, I primary capsules with E entries, J digit capsules with D entries.
+How to read it: a function NAME that gradients pass is followed by NAME_back, its backward pass. The
+gradient of the loss with respect to an array x is called dx, and has the shape of x. NAME_back
+takes the gradient with respect to what NAME returned, and then the arguments of NAME. Some NAME
+also return, last, a tuple of what is needed again: NAME_back then takes this tuple, `kept`, in
+place of the arguments. Axes: N images, I primary capsules with E entries, J digit capsules with D
+entries.
 """
 import gzip
 import hashlib
@@ -44,7 +45,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 I, E, J, D = 64, 8, 10, 16
-ITERATIONS = 3                          # 1: no routing, all c are 1/10; a little less accurate
+# 1: no routing, every primary capsule is divided evenly; a little less accurate.
+ITERATIONS = 3
 RECONSTRUCTION_WEIGHT = 0.005           # in the paper 0.0005 [Section 4.1]
 
 
@@ -72,8 +74,9 @@ def squash(s):
 def squash_back(dv, s):
     """Return ds (..., D). A step along s changes the length of v, a step across s its direction.
 
-    Turning s by a small angle moves s by q times the angle, and v by its length times the angle:
-    hence length / q.
+    Turning s by a small angle moves s by q times the angle, and v by v's length times the angle:
+    hence length / q. The matrix of these derivatives, dv_k / ds_l, is symmetric, so that the same
+    two factors take dv back to ds.
     """
     q = norm(s)                                                     # (..., 1)
     length, slope = squashed_length(q)                              # (..., 1)
@@ -83,7 +86,7 @@ def squash_back(dv, s):
     return slope * along + length / q * across
 
 def softmax(b):
-    """Return c (N, I, J, 1), which sums to 1 over the digit capsules j of every i [Eq. 3]."""
+    """Return c (N, I, J, 1) for b (N, I, J, 1); it sums to 1 over the digit capsules j [Eq. 3]."""
     exp = np.exp(b - b.max(axis=2, keepdims=True))                  # (N, I, J, 1)
     return exp / exp.sum(axis=2, keepdims=True)
 
@@ -112,20 +115,20 @@ def route_back(dv, kept):
     """Return du_hat (N, I, J, D), through all iterations: the lines of route from last to first."""
     u_hat, steps = kept
     dv = dv[:, None]                                                # (N, 1, J, D)
-    db = np.zeros_like(steps[0][0])                     # (N, I, J, 1): the last b is not used
+    db = np.zeros_like(u_hat[..., :1])                  # (N, I, J, 1): the last b is not used
     du_hat = np.zeros_like(u_hat)                                   # (N, I, J, D)
     for c, s, v in reversed(steps):
-        dv = dv + (db * u_hat).sum(axis=1, keepdims=True)           # line 7: (N, 1, J, D)
-        du_hat += db * v
+        dv = dv + (db * u_hat).sum(axis=1, keepdims=True)           # line 7, b + sum_d u_hat v:
+        du_hat += db * v                                            # (N, 1, J, D), (N, I, J, D)
         ds = squash_back(dv, s)                                     # line 6: (N, 1, J, D)
-        dc = (u_hat * ds).sum(axis=3, keepdims=True)                # line 5: (N, I, J, 1)
-        du_hat += c * ds
-        db = db + softmax_back(dc, c)                   # an earlier b is used in lines 4 and 7
-        dv = 0                                          # an earlier v is used in line 7 only
+        dc = (u_hat * ds).sum(axis=3, keepdims=True)                # line 5, sum_i c u_hat:
+        du_hat += c * ds                                            # (N, I, J, 1), (N, I, J, D)
+        db = db + softmax_back(dc, c)                   # the b before is used in lines 4 and 7
+        dv = 0                                          # the v before is used in line 7 only
     return du_hat
 
 def margin_loss(length, present):
-    """Return the loss [Eq. 4], averaged over the images, and its gradient dlength (N, J).
+    """Return the loss [Eq. 4, Section 3], averaged over the images, and its dlength (N, J).
 
     The constants of the paper are m+ = 0.9, m- = 0.1 and lambda = 0.5.
     length (N, J): |v_k|; present (N, J): T_k, which is 1 for the class of the image, else 0.
@@ -133,7 +136,7 @@ def margin_loss(length, present):
     too_short = np.maximum(0, 0.9 - length)                         # (N, J)
     too_long = np.maximum(0, length - 0.1)                          # (N, J)
     loss = present * too_short ** 2 + 0.5 * (1 - present) * too_long ** 2       # (N, J)
-    dlength = -2 * present * too_short + (1 - present) * too_long   # (N, J)
+    dlength = -2 * present * too_short + (1 - present) * too_long   # (N, J): 2 * 0.5 is 1
     return loss.sum() / len(length), dlength / len(length)
 
 
@@ -154,13 +157,15 @@ def conv_back(dy, x, w, stride):
     dx = np.zeros_like(x)
     for i in range(K):                                  # pixel (i, j) of all windows at once
         for j in range(K):
-            dx[:, i:i + stride * G:stride, j:j + stride * G:stride] += dy @ w[i, j].T
+            at_ij = dy @ w[i, j].T                                  # (N, G, G, C)
+            dx[:, i:i + stride * G:stride, j:j + stride * G:stride] += at_ij
     return dx, dw
 
 def init(rng):
     """Return the parameters: random, with variances of about 1 / (number of inputs).
 
-    Those of W are smaller, and "hidden" has D inputs that are not masked.
+    Of "hidden" the D inputs from the one capsule count that decode does not set to 0. W is smaller,
+    so that no digit capsule is long at first.
     """
     params = {
         "conv1": rng.normal(0, 0.2, (5, 5, 1, 32)),
@@ -177,7 +182,7 @@ def encode(p, x):
     s = conv(h, p["primary"], 2)                                    # (N, 4, 4, 32)
     s = s.reshape(-1, I, E)                             # (N, I, E): 8 channels are a capsule
     u = squash(s)                                                   # (N, I, E)
-    u_hat = np.einsum("nie,iejd->nijd", u, p["W"])                  # (N, I, J, D): the votes, Eq. 2
+    u_hat = np.einsum("nie,iejd->nijd", u, p["W"])                  # (N, I, J, D): votes, Eq. 2
     v, routed = route(u_hat)                                        # (N, J, D)
     return v, (p, x, h, s, u, routed)
 
@@ -299,12 +304,13 @@ def mnist_file(name):
 
 def mnist(part):
     """Return the images (n, 28, 28, 1), from 0 to 1, and labels (n,) of a part: train or t10k."""
+    # 16 and 8 bytes of header are skipped.
     images = np.frombuffer(mnist_file(f"{part}-images-idx3-ubyte"), np.uint8, offset=16)
     labels = np.frombuffer(mnist_file(f"{part}-labels-idx1-ubyte"), np.uint8, offset=8)
     return images.reshape(-1, 28, 28, 1).astype(np.float32) / 255, labels.astype(int)
 
 def show(images):
-    """Print images (n, 28, 28, 1) side by side, a character for every two pixels."""
+    """Print images (n, 28, 28, 1) without borders side by side, a character for two pixels."""
     for row in range(2, 26, 2):
         for image in images:
             pixels = image[row:row + 2, 2:26, 0].mean(axis=0)       # (24,)
