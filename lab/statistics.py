@@ -15,13 +15,67 @@ def wilson_interval(hits, n, z=1.959964):
 T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)     # Student's t, 1 to 9 degrees
 
 
+def t_quantile(df):
+    """Return the 97.5% quantile of Student's t for df >= 1 degrees of freedom, which need not be an
+    integer"""
+    if df > len(T95):
+        return 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
+    below = int(df)
+    if below == df:
+        return T95[below - 1]
+    # between two integers the logarithm is nearly linear in 1 / df
+    share = (1 / below - 1 / df) / (1 / below - 1 / (below + 1))
+    return T95[below - 1] * (T95[below] / T95[below - 1]) ** share
+
+
 def mean_and_interval(values):
     """Return the mean and half the width of its 95% t interval, nan for one value"""
     df = len(values) - 1
     if df < 1:
         return float(np.mean(values)), math.nan
-    t = T95[df - 1] if df <= len(T95) else 1.95996 + 2.3722 / df + 2.8225 / df ** 2 + 2.5558 / df ** 3
-    return float(np.mean(values)), float(t * np.std(values, ddof=1) / math.sqrt(df + 1))
+    return float(np.mean(values)), float(t_quantile(df) * np.std(values, ddof=1) / math.sqrt(df + 1))
+
+
+def crossed_interval(values, classes):
+    """Return the mean and half the width of its 95% interval for other seeds and other groups, such
+    as toys: all groups were measured with every seed (a crossed design), nan for one seed.
+
+    values: (seeds, groups). classes: (groups,), the class of each group; the groups of a class are
+    a sample, the classes are all that there are. Every class needs two groups.
+
+    A value is the mean of its class plus an effect of the seed, of variance S, one of the group, of
+    variance G, and a rest, of variance R. The variance of the mean over s seeds and g groups is
+
+        S / s + G / g + R / (s g) = (mean square of seeds + of groups - of the rest) / (s g)
+
+    in expectation (the analysis of variance of two crossed factors). It is taken to be no less than
+    with seeds alone or groups alone. Its degrees of freedom are Satterthwaite's."""
+    values, classes = np.asarray(values, float), np.asarray(classes)
+    n_seeds, n_groups = values.shape
+    mean = float(values.mean())
+    if n_seeds < 2:
+        return mean, math.nan
+    group_deviation = np.zeros(n_groups)                   # from the mean of the class
+    rest = np.zeros_like(values)
+    for label in np.unique(classes):
+        own = values[:, classes == label]
+        of_groups, of_seeds = own.mean(0), own.mean(1, keepdims=True)
+        group_deviation[classes == label] = of_groups - own.mean()
+        rest[:, classes == label] = own - of_groups - of_seeds + own.mean()
+
+    seed_df, group_df = n_seeds - 1, n_groups - len(np.unique(classes))
+    rest_df = seed_df * group_df
+    by_seed = n_groups * float(np.var(values.mean(1), ddof=1))
+    by_group = n_seeds * float((group_deviation ** 2).sum()) / group_df
+    by_rest = float((rest ** 2).sum()) / rest_df
+    mean_square = by_seed + by_group - by_rest
+    if max(by_seed, by_group, by_rest) == 0:               # all values of a class are equal
+        return mean, 0.0
+    df = mean_square ** 2 / (by_seed ** 2 / seed_df + by_group ** 2 / group_df + by_rest ** 2 / rest_df)
+    for least, its_df in ((by_seed, seed_df), (by_group, group_df)):
+        if mean_square < least:
+            mean_square, df = least, its_df
+    return mean, t_quantile(max(1, df)) * math.sqrt(mean_square / (n_seeds * n_groups))
 
 
 def proportion_interval(values):
