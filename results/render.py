@@ -18,11 +18,12 @@ draws' means. Options after the key: plain (the mean alone), N digits, percent, 
 and maximum of the seeds), seeds (their number).
 
 `<!-- claim: CLAIM MEASURE, STYLE -->` is a measure of a claim of workflow/claims.py by its name
-there, or the claim's primary comparison a or b. `words` gives a difference as "4.3 percentage
-points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other sign. `<!-- verdict: CLAIM -->` is the
-claim's verdict, `<!-- table: claim CLAIM -->` the table of its comparisons, and `<!-- table: claims
--->` README's figure and table of all claims. README has no other marks: tests/test_core_readme.py
-says where the numbers of its prose come from, and checks them.
+there: of a test with its planned seeds and its interval, of another measure with all seeds. `words`
+gives a difference as "4.3 percentage points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other
+sign. `<!-- verdict: CLAIM -->` is the claim's verdict by the rule of workflow/rule.py, `<!-- table:
+claim CLAIM -->` the table of its tests, `<!-- table: others CLAIM -->` that of its other measures,
+and `<!-- table: claims -->` README's figure and table of all claims. README has no other marks:
+tests/test_core_readme.py says where the numbers of its prose come from, and checks them.
 
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and one line per row,
 `LABEL = SETTING`. workflow/result_files.py says what a result is and when it is stale.
@@ -37,10 +38,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "workflow")]
 
 from lab.files import write_atomically
 from lab.messages import InputError, Parser, run_cli
-from lab.statistics import mean_and_interval
+from lab.statistics import crossed_interval, mean_and_interval
 
 import claims
+import history
+import rule
 import runs
+import toy_hits
 from result_files import BY_NAME, read, stale
 
 SHORT = {name.split("_")[0]: name for name in runs.EXPERIMENTS}
@@ -107,6 +111,16 @@ class Results:
                       if None not in (values[seed], minus[seed])}
         return {seed: value for seed, value in values.items() if value is not None}
 
+    def stopped_at(self, experiment, one, other, key):
+        """Return {seed: index of the evaluation at which KEY once GOAL stops the first setting, None
+        if it never does}; {} of another key"""
+        _, _, goal = key.partition(" once ")
+        if not goal:
+            return {}
+        ends = self.values(experiment, other, goal)
+        return {seed: first_enough(run["history"][goal], ends[seed])
+                for seed, run in self.runs(experiment, one).items() if seed in ends}
+
     def images_interval(self, experiment, setting, key):
         """Return the 95% interval from the test images if a setting has one result that holds it, else None"""
         found = list(self.runs(experiment, setting).values())
@@ -121,7 +135,13 @@ def reached(run):
 
 def once(history, key, goal, enough):
     """Return a key at the first evaluation of a history at which another key was good enough; None if it never was"""
-    return next((found for found, reached in zip(history[key], history[goal]) if reached >= enough), None)
+    k = first_enough(history[goal], enough)
+    return None if k is None else history[key][k]
+
+
+def first_enough(goals, enough):
+    """Return the index of the first number that is good enough; None if there is none"""
+    return next((k for k, reached in enumerate(goals) if reached >= enough), None)
 
 
 def when(history, key, goal, enough):
@@ -229,56 +249,185 @@ def asked(text):
 
 # -------------------------------------------------------------- claims
 
-def measure(text):
-    """Parse CLAIM MEASURE[, STYLE, ...]: a measure of a claim by its name, or its primary
-    comparison a or b. Return experiment, setting, other setting, key, styles"""
+def find(text):
+    """Parse CLAIM MEASURE[, STYLE, ...]. Return the claims.Test or Measure, and the styles"""
     what, *styles = parts_of(text, ",")
     name, _, measure_name = what.partition(" ")
     if name not in claims.BY_NAME:
         raise InputError(f"no claim {name!r}. Give one of {', '.join(claims.BY_NAME)}")
-    marks = claims.marks(claims.BY_NAME[name])
-    if measure_name not in marks:
-        raise InputError(f"{name} has no measure {measure_name!r}. Give one of {', '.join(marks)}")
-    experiment, one, other, key, own = asked(marks[measure_name])
-    return experiment, one, other, key, styles_of(styles) or own
+    one = claims.BY_NAME[name]
+    named = {found.name: found for found in (*one.tests, *one.measures, *one.quick)}
+    if measure_name not in named:
+        raise InputError(f"{name} has no measure {measure_name!r}. Give one of {', '.join(named)}")
+    return named[measure_name], styles_of(styles)
 
 
 def claim(results, text):
-    """Return the number of a claim that a mark asks for, as text"""
-    return drawn(results, *measure(text))
+    """Return the number of a claim that a mark asks for, as text: of a test with its planned seeds
+    and its interval, of another measure with all seeds"""
+    found, styles = find(text)
+    if isinstance(found, claims.Test):
+        return test_number(results, found, styles)
+    experiment, one, other, key, own = asked(found.mark)
+    return drawn(results, experiment, one, other, key, styles or own)
 
 
-def with_n(results, experiment, one, other, key, styles):
-    """Return a number with its interval and n"""
-    n = len(results.samples(experiment, one, other, key))
-    return f"{drawn(results, experiment, one, other, key, styles)} (n = {n}{' sets' * ('+' in one)})"
+def planned_values(results, test):
+    """Return what a test measured with its planned seeds, {seed: number}; of several draws of the
+    data {draw: mean of its planned seeds}. And how many were planned"""
+    experiment, one, other, key, styles = asked(test.mark)
+    short = test.mark.split()[0]
+    seeds = set(history.of(short, one).seeds)
+    if other:
+        seeds &= set(history.of(short, other).seeds)
+    sign = -1 if "reversed" in styles else 1
+    tables, _, setting = one.partition("/")
+    if "+" not in tables:
+        found = results.by_seed(experiment, one, other, key)
+        return {seed: sign * found[seed] for seed in sorted(seeds & found.keys())}, len(seeds)
+    found, others = {}, other.partition("/")[0].split("+")
+    for table, other_table in zip(tables.split("+"), others):
+        values = results.by_seed(experiment, f"{table}/{setting}",
+                                 f"{other_table}/{other.partition('/')[2]}", key)
+        values = [sign * values[seed] for seed in sorted(seeds & values.keys())]
+        if values:
+            found[table] = sum(values) / len(values)
+    return found, len(others)
+
+
+def toy_values(results, test, seeds):
+    """Return the differences of a test on toys, (seeds, toys), and the toys' classes; None if the
+    results do not hold hits per toy"""
+    experiment, one, other, key, styles = asked(test.mark)
+    stopped = results.stopped_at(experiment, one, other, key)
+    name = key.partition(" once ")[0]
+    rows, classes = [], None
+    for seed in seeds:
+        first = toy_hits.accuracies(results.runs(experiment, one)[seed], name, stopped.get(seed))
+        second = toy_hits.accuracies(results.runs(experiment, other)[seed], name)
+        if first is None or second is None:
+            return None
+        classes = first[1]
+        rows.append((first[0] - second[0]) * (-1 if "reversed" in styles else 1))
+    return rows, classes
+
+
+def has_toys(test):
+    """Return whether a test is on one set of 25 test toys"""
+    short, setting = test.mark.split()[:2]
+    return short == "smallnorb" and not setting.startswith("shapes/") and "+" not in setting
+
+
+def measured(results, test):
+    """Return the rule.Measured of a test, in the unit of the paper's number"""
+    short, (experiment, one, other, key, styles) = test.mark.split()[0], asked(test.mark)
+    factor = next(STYLES[style][0] for style in styles if style in STYLES)
+    tried = [history.of(short, setting).tried for setting in (one, other) if setting]
+    tried = tuple(tried[::-1] if "reversed" in styles else tried)
+    found, n_planned = planned_values(results, test)
+    values, lacks = [factor * value for value in found.values()], ""
+    if not values:
+        return rule.Measured(n_planned, 0, math.nan, math.nan, math.nan, tried)
+    mean, half = mean_and_interval(values)
+    if has_toys(test) and len(values) > 1:
+        by_toy = toy_values(results, test, found)
+        if by_toy is None:
+            half, lacks = math.nan, "the hits of each toy, at the epoch where a network is stopped, were not kept"
+        else:
+            mean, half = (factor * part for part in crossed_interval(*by_toy))
+    return rule.Measured(n_planned, len(values), mean, mean - half, mean + half, tried, lacks)
+
+
+def test_number(results, test, styles=()):
+    """Return the number of a test with its interval, as text"""
+    found = measured(results, test)
+    own = asked(test.mark)[4]
+    unit = "%" if "percent" in own else ""
+    digits = next((int(style.split()[0]) for style in own if style.endswith(" digits")), 1)
+    if not found.n:
+        return "not run" if found.n_planned else "no planned seeds"
+    half = found.high - found.mean
+    if "plain" in styles:
+        return f"{found.mean:.{digits}f}{unit}"
+    if "seeds" in styles:
+        return str(found.n)
+    if "words" in styles:
+        sign = -1 if "reversed" in styles else 1
+        ends = sorted((sign * found.low, sign * found.high))
+        text = f"{sign * found.mean:.{digits}f} percentage points"
+        interval = f"95% CI {ends[0]:.{digits}f} to {ends[1]:.{digits}f}, " if math.isfinite(half) else ""
+        return f"{text} ({interval}n = {found.n})"
+    text = f"{found.mean:{'' if unit else '+'}.{digits}f}"
+    return text + (f" +- {half:.{digits}f}" if math.isfinite(half) else "") + unit
+
+
+def with_n(results, test):
+    """Return the number of a test with its interval and n"""
+    found = measured(results, test)
+    draws = " sets" if "+" in test.mark.split()[1] else ""
+    number = test_number(results, test)
+    return f"{number} (n = {found.n}{draws})" if found.n else number
+
+
+def decided(results, name):
+    """Return the verdict on a claim of the papers and its reason, by the rule"""
+    one = claims.BY_NAME[name]
+    return rule.decide(one.tests, lambda test: measured(results, test), one.theirs, one.is_accuracy)
 
 
 def verdict(results, name):
-    """Return the verdict on a claim of the papers, which follows from its primary comparison (a) alone: an accuracy is
-    reproduced if its mean reaches the paper's; an effect if its 95% CI lies on the papers' side of no effect, and
-    "reproduced, smaller" if it lies below their number, too"""
-    claim = claims.BY_NAME[name]
-    experiment, one, other, key, styles = asked(claim.a.mark)
-    values = results.samples(experiment, one, other, key)
-    if not values:
-        return "not run"
-    sign = -1 if "reversed" in styles else 1
-    factor = next((STYLES[style][0] for style in styles if style in STYLES), 1)
-    mean, half = (factor * part for part in mean_and_interval(values))
-    if not other and claim.theirs is not None:
-        return "reproduced" if mean >= claim.theirs else "not reproduced"
-    if not math.isfinite(half) or sign * mean - half <= claim.chance:
-        return "not reproduced"
-    return "reproduced, smaller" if claim.theirs is not None and sign * mean + half < claim.theirs else "reproduced"
+    """Return the verdict on a claim of the papers"""
+    return decided(results, name)[0]
 
 
-def primary_cell(results, one):
-    """Return what README's table says of a primary comparison"""
-    if one is None:
+def reason(results, name):
+    """Return the reason of a verdict"""
+    return decided(results, name)[1]
+
+
+def counted(results, name):
+    """Return how many tests of a claim are for it, against it, find none, or are open, as text"""
+    one = claims.BY_NAME[name]
+    return " / ".join(map(str, rule.count(one.tests, lambda test: measured(results, test), one.theirs,
+                                          one.is_accuracy)))
+
+
+def strongest(results, name):
+    """Return the strongest control of a claim and our best CapsNet on the same data: of all controls
+    with at least three seeds that with the highest mean, and of our networks there that with the
+    highest mean. Return arms, our setting, the control's setting; None if there is none"""
+    def mean_of(arms, setting):
+        values = results.values(SHORT[arms.experiment], setting, arms.key)
+        return sum(values.values()) / len(values) if len(values) >= rule.LEAST_SEEDS else None
+    best = None
+    for arms in claims.BY_NAME[name].arms:
+        controls = {setting: mean for setting in arms.controls if (mean := mean_of(arms, setting)) is not None}
+        ours = {setting: mean for setting in arms.ours if (mean := mean_of(arms, setting)) is not None}
+        if controls and ours:
+            control = max(controls, key=controls.get)
+            if best is None or controls[control] > best[0]:
+                best = controls[control], arms, max(ours, key=ours.get), control
+    return best and best[1:]
+
+
+def strongest_cell(results, name):
+    """Return what README's table says of the strongest control"""
+    found = strongest(results, name)
+    if found is None:
         return ""
-    said = one.cell.replace("{label}", one.label).replace("{number}", with_n(results, *asked(one.mark)))
-    return re.sub(r"\{(.*?)\}", lambda mark: value(results, mark[1]), said)
+    arms, ours, control = found
+    values = results.samples(SHORT[arms.experiment], ours, control, arms.key)
+    names = arms.ours[ours], arms.controls[control]
+    pair = names[0] if names[0] == names[1] else f"{names[0]} minus {names[1]}"
+    return f"{number_text(values, ('points',), signed=True)} (n = {len(values)}): {pair}"
+
+
+def nearest_cell(results, name):
+    """Return what README's table says of the nearest tests: the first, and how many more there are"""
+    asked_of = rule.nearest(claims.BY_NAME[name].tests)
+    cells = [f"{test.label}: {with_n(results, test)}" for test in asked_of[:2]]
+    more = f"; and {len(asked_of) - 2} more" if len(asked_of) > 2 else ""
+    return "; ".join(cells) + more
 
 
 CLAIMS_FIGURE = "![the papers' effects beside ours](viz/findings/claims.png)"
@@ -288,23 +437,38 @@ def claims_table(results):
     """Return README's figure and table of claims"""
     rows = []
     for name, sentence, paper in claims.TABLE:
-        one = claims.BY_NAME[name]
-        cells = [primary_cell(results, primary) for primary in (one.a, one.b)]
-        rows.append([sentence, paper, *cells, verdict(results, name)])
-    header = ["claim", "paper", "(a) their kind of test", "(b) strongest control", "verdict"]
+        rows.append([sentence, paper, nearest_cell(results, name), strongest_cell(results, name),
+                     counted(results, name), verdict(results, name)])
+    header = ["claim", "paper", "nearest test", "strongest control", "for / against / none / open",
+              "verdict"]
     return CLAIMS_FIGURE + "\n\n" + markdown(header, rows)
 
 
 def claim_table(results, name):
-    """Return the table of all comparisons of a claim"""
-    one, rows = claims.BY_NAME[name], []
-    primary = {each.name: f"**({letter})** {each.label} ({each.reason})"
-               for letter, each in (("a", one.a), ("b", one.b)) if each}
-    for measure_name, label, mark in claims.comparisons(one):
+    """Return the table of a claim's tests, the nearest first; of a finding, of its measures"""
+    one = claims.BY_NAME[name]
+    if not one.tests:
+        return others_table(results, name)
+    rows, near = [], rule.nearest(one.tests)
+    for test in sorted(one.tests, key=rule.distance):
+        found = measured(results, test)
+        tried = " / ".join("?" if n is None else str(n) for n in found.tried)
+        facts = [test.data, test.task, test.control or "-", test.network]
+        label = f"**{test.label}**" if test in near else test.label
+        said = rule.outcome(found, one.theirs, one.is_accuracy)
+        rows.append([label, *facts, tried, f"{found.n} of {found.n_planned}", test_number(results, test),
+                     said])
+    return markdown(["test", "data", "task", "control", "network", "configurations", "seeds", "result",
+                     "alone it says"], rows)
+
+
+def others_table(results, name):
+    """Return the table of a claim's measures that are no tests"""
+    rows = []
+    for _, label, mark in claims.BY_NAME[name].measures:
         experiment, first, other, key, styles = asked(mark)
         number = drawn(results, experiment, first, other, key, styles)
-        n = len(results.samples(experiment, first, other, key))
-        rows.append([primary.get(measure_name, label), number, n])
+        rows.append([label, number, len(results.samples(experiment, first, other, key))])
     return markdown(["comparison", "result", "n"], rows)
 
 
@@ -325,8 +489,9 @@ def table(results, text):
     """Return the table that a mark describes, and the line on its seeds"""
     if text.strip() == "claims":
         return claims_table(results)
-    if text.strip().removeprefix("claim ") in claims.BY_NAME:
-        return claim_table(results, text.strip().removeprefix("claim "))
+    kind, _, name = text.strip().partition(" ")
+    if kind in ("claim", "others") and name in claims.BY_NAME:
+        return (claim_table if kind == "claim" else others_table)(results, name)
     short, columns, *rows = *(line.strip() for line in text.splitlines() if line.strip()), "", ""
     rows = [row for row in rows if row]
     if short not in SHORT or not columns.startswith("columns: ") or not all(" = " in row for row in rows):
@@ -677,14 +842,14 @@ def forest(results, experiment, lines, metric="accuracy"):
 
 # -------------------------------------------------------------- the documents
 
-MARK = re.compile(r"<!-- (table|value|claim|verdict): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
-PART = re.compile(r"<!--\s*(?:table|value|claim|verdict|end)\b.*?-->", re.S)
+MARK = re.compile(r"<!-- (table|value|claim|verdict|reason): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
+PART = re.compile(r"<!--\s*(?:table|value|claim|verdict|reason|end)\b.*?-->", re.S)
 
 
 def filled(kind, what, results, name):
     """Return the text that a mark of a document asks for, with the signs that documents have"""
     try:
-        renderers = {"table": table, "value": value, "claim": claim, "verdict": verdict}
+        renderers = {"table": table, "value": value, "claim": claim, "verdict": verdict, "reason": reason}
         body = renderers[kind](results, what)
     except InputError as error:
         raise InputError(f"{name}: the {kind} {what!r}: {error}") from None
