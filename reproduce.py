@@ -247,14 +247,17 @@ def print_published(measures, published, say):
             + ", stale: the code has changed since" * bool(old))
 
 
-LEGEND = ("\npoints: percentage points. +-: half of the 95% CI over n seeds; A to B: range of the seeds. docs/claims.md"
-          " says what a verdict means.")
+LEGEND = ("\npoints: percentage points. +-: half of the 95% CI over n seeds, all of them; A to B: range of the seeds. "
+          "Verdicts take planned seeds alone, and intervals over toys as well: docs/claims.md says what they mean.")
 
 
 def print_claim(claim, published, say):
     """Print what the paper says and our verdict, which a finding of our own does not have"""
-    verdict = f"\n  our verdict: {render.verdict(published, claim.name)}" if claim.a else ""
-    say(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}{verdict}")
+    say(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}")
+    if claim.tests:
+        verdict, reason = render.decided(published, claim.name)
+        say(f"  our verdict: {verdict}, {reason}\n"
+            f"  tests for / against / none found / open: {render.counted(published, claim.name)}")
 
 
 def seeds_shown(claim, published):
@@ -367,7 +370,8 @@ def main():
     parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side, which share the cores (default: 1)")
     parser.add_argument("--from-results", action="store_true", help="compute the claims from results/, do not train; "
                         "all claims if none is named")
-    parser.add_argument("--headline", action="store_true", help="the first comparison of each claim, not all")
+    parser.add_argument("--headline", action="store_true", help="the first of the nearest tests of each "
+                        "claim, not all")
     parser.add_argument("--quick", action="store_true", help="check on the networks in weights/, or train one seed if "
                         f"it takes at most {QUICK_MINUTES} minutes; of all claims if none is named")
     parser.add_argument("--data-dir", "--mnist-dir", default="", metavar="DIR", help="folder with MNIST's four files")

@@ -18,11 +18,12 @@ draws' means. Options after the key: plain (the mean alone), N digits, percent, 
 and maximum of the seeds), seeds (their number).
 
 `<!-- claim: CLAIM MEASURE, STYLE -->` is a measure of a claim of workflow/claims.py by its name
-there: of a test with its planned seeds and its interval, of another measure with all seeds. `words`
-gives a difference as "4.3 percentage points (95% CI 1.5 to 7.1, n = 5)", `reversed` with the other
-sign. `<!-- verdict: CLAIM -->` is the claim's verdict by the rule of workflow/rule.py, `<!-- table:
-claim CLAIM -->` the table of its tests, `<!-- table: others CLAIM -->` that of its other measures,
-and `<!-- table: claims -->` README's figure and table of all claims. README has no other marks:
+there, with all seeds. `words` gives a difference as "4.3 percentage points (95% CI 1.5 to 7.1, n =
+5)", `reversed` with the other sign. `<!-- verdict: CLAIM -->` is the claim's verdict by the rule of
+workflow/rule.py, which takes planned seeds alone, `<!-- reason: CLAIM -->` its reason, `<!-- count:
+CLAIM -->` how many tests are for it, against it, find none, or are open. `<!-- table: claim CLAIM
+-->` is the table of its tests, `<!-- table: others CLAIM -->` that of its other measures, and
+`<!-- table: claims -->` README's figure and table of all claims. README has no other marks:
 tests/test_core_readme.py says where the numbers of its prose come from, and checks them.
 
 A table's mark holds a line `columns: HEADING = KEY | HEADING = KEY minus first, STYLE | ...` and one line per row,
@@ -249,27 +250,23 @@ def asked(text):
 
 # -------------------------------------------------------------- claims
 
-def find(text):
-    """Parse CLAIM MEASURE[, STYLE, ...]. Return the claims.Test or Measure, and the styles"""
+def measure(text):
+    """Parse CLAIM MEASURE[, STYLE, ...]: a measure of a claim by its name. Return experiment,
+    setting, other setting, key, styles"""
     what, *styles = parts_of(text, ",")
     name, _, measure_name = what.partition(" ")
     if name not in claims.BY_NAME:
         raise InputError(f"no claim {name!r}. Give one of {', '.join(claims.BY_NAME)}")
-    one = claims.BY_NAME[name]
-    named = {found.name: found for found in (*one.tests, *one.measures, *one.quick)}
-    if measure_name not in named:
-        raise InputError(f"{name} has no measure {measure_name!r}. Give one of {', '.join(named)}")
-    return named[measure_name], styles_of(styles)
+    marks = claims.marks(claims.BY_NAME[name])
+    if measure_name not in marks:
+        raise InputError(f"{name} has no measure {measure_name!r}. Give one of {', '.join(marks)}")
+    experiment, one, other, key, own = asked(marks[measure_name])
+    return experiment, one, other, key, styles_of(styles) or own
 
 
 def claim(results, text):
-    """Return the number of a claim that a mark asks for, as text: of a test with its planned seeds
-    and its interval, of another measure with all seeds"""
-    found, styles = find(text)
-    if isinstance(found, claims.Test):
-        return test_number(results, found, styles)
-    experiment, one, other, key, own = asked(found.mark)
-    return drawn(results, experiment, one, other, key, styles or own)
+    """Return the number of a claim that a mark asks for, as text"""
+    return drawn(results, *measure(text))
 
 
 def planned_values(results, test):
@@ -320,7 +317,8 @@ def has_toys(test):
 
 def measured(results, test):
     """Return the rule.Measured of a test, in the unit of the paper's number"""
-    short, (experiment, one, other, key, styles) = test.mark.split()[0], asked(test.mark)
+    short = test.mark.split()[0]
+    _, one, other, _, styles = asked(test.mark)
     factor = next(STYLES[style][0] for style in styles if style in STYLES)
     tried = [history.of(short, setting).tried for setting in (one, other) if setting]
     tried = tuple(tried[::-1] if "reversed" in styles else tried)
@@ -338,27 +336,17 @@ def measured(results, test):
     return rule.Measured(n_planned, len(values), mean, mean - half, mean + half, tried, lacks)
 
 
-def test_number(results, test, styles=()):
-    """Return the number of a test with its interval, as text"""
-    found = measured(results, test)
-    own = asked(test.mark)[4]
+def test_number(results, test):
+    """Return the number of a test, of its planned seeds, with its interval, as text"""
+    found, own = measured(results, test), asked(test.mark)[4]
     unit = "%" if "percent" in own else ""
     digits = next((int(style.split()[0]) for style in own if style.endswith(" digits")), 1)
     if not found.n:
         return "not run" if found.n_planned else "no planned seeds"
-    half = found.high - found.mean
-    if "plain" in styles:
-        return f"{found.mean:.{digits}f}{unit}"
-    if "seeds" in styles:
-        return str(found.n)
-    if "words" in styles:
-        sign = -1 if "reversed" in styles else 1
-        ends = sorted((sign * found.low, sign * found.high))
-        text = f"{sign * found.mean:.{digits}f} percentage points"
-        interval = f"95% CI {ends[0]:.{digits}f} to {ends[1]:.{digits}f}, " if math.isfinite(half) else ""
-        return f"{text} ({interval}n = {found.n})"
     text = f"{found.mean:{'' if unit else '+'}.{digits}f}"
-    return text + (f" +- {half:.{digits}f}" if math.isfinite(half) else "") + unit
+    if not math.isfinite(found.low):
+        return f"{text}{unit}, no interval"
+    return f"{text} +- {found.high - found.mean:.{digits}f}{unit}"
 
 
 def with_n(results, test):
@@ -456,10 +444,12 @@ def claim_table(results, name):
         facts = [test.data, test.task, test.control or "-", test.network]
         label = f"**{test.label}**" if test in near else test.label
         said = rule.outcome(found, one.theirs, one.is_accuracy)
+        every = drawn(results, *asked(test.mark))
+        n = len(results.samples(*asked(test.mark)[:4]))
         rows.append([label, *facts, tried, f"{found.n} of {found.n_planned}", test_number(results, test),
-                     said])
-    return markdown(["test", "data", "task", "control", "network", "configurations", "seeds", "result",
-                     "alone it says"], rows)
+                     said, f"{every} (n = {n})"])
+    return markdown(["test", "data", "task", "control", "network", "configurations", "planned seeds",
+                     "result", "alone it says", "all seeds"], rows)
 
 
 def others_table(results, name):
@@ -715,59 +705,62 @@ def pictures(results, folder, say=print):
         figures.write_figure(dot_plot(drawn_rows, axis_label, line, sides), folder / f"{name}.png", say)
 
 
-CLAIMS = (                         # the panels of the figure of all claims: axis label, line, names of claims
-    ("percentage points of accuracy", 0, (
-        "multimnist-cnn", "multimnist-routing", "affnist-translation", "affnist-centered", "smallnorb-azimuth",
+PANELS = (                         # of the figure of all claims: axis label, limits, names of claims
+    ("difference in accuracy, percentage points", (-13, 17), (
+        "multimnist-cnn", "multimnist-routing", "affnist-translation", "smallnorb-azimuth",
         "smallnorb-elevation", "em-routing")),
-    ("accuracy, %", None, ("multimnist-accuracy", "mnist")),
-    ("AUROC, digits over noise (line: range of seeds)", 0.5, ("confidence-on-noise",)))
-SHORT_CLAIMS = {"multimnist-cnn": "two digits, against a CNN", "multimnist-routing": "3 routing iterations against 1",
-                "em-routing": "2 EM iterations against 1", "affnist-translation": "affine digits, against a CNN",
-                "affnist-centered": "the same, at the center", "smallnorb-azimuth": "novel azimuths, against a CNN",
-                "smallnorb-elevation": "novel elevations", "multimnist-accuracy": "two overlapping digits",
-                "mnist": "MNIST", "confidence-on-noise": "length, digits over noise"}
+    ("accuracy, %", (78, 101), ("multimnist-accuracy", "mnist")))
+SHORT_CLAIMS = {
+    "multimnist-cnn": "two digits, against a CNN", "multimnist-routing": "3 routing iterations against 1",
+    "em-routing": "3 EM iterations against 1", "affnist-translation": "affine digits, against a CNN",
+    "smallnorb-azimuth": "novel azimuths, against a CNN",
+    "smallnorb-elevation": "novel elevations, against a CNN",
+    "multimnist-accuracy": "two overlapping digits", "mnist": "MNIST"}
 
 
 def claims_picture(results):
-    """Return a Figure of the papers' claims: their number, and ours against their control (a) and the strongest (b)"""
-    from lab.figures import BLUE, RED
+    """Return a Figure of the papers' claims: each test a point with its interval, the nearest ones
+    large, and the paper's number"""
+    from lab.figures import BLUE
 
     from matplotlib.figure import Figure
-    fig = Figure((8, 5.2), layout="constrained")
-    panels = fig.subplots(3, 1, gridspec_kw={"height_ratios": [len(names) + 0.6 for *_, names in CLAIMS]})
-    for axes, (axis_label, line, names) in zip(panels, CLAIMS):
+    fig = Figure((8, 6.6), layout="constrained")
+    panels = fig.subplots(2, 1, gridspec_kw={"height_ratios": [len(names) + 0.8 for *_, names in PANELS]})
+    for axes, (axis_label, limits, names) in zip(panels, PANELS):
         for y, name in enumerate(names):
             one = claims.BY_NAME[name]
-            if one.theirs is not None:
-                axes.plot([one.theirs], [y], "D", markerfacecolor="none", color="black", markersize=8, label="paper")
-            for primary, color, marker, shift, label in ((one.a, BLUE, "o", -0.17, "(a) ours, their kind of control"),
-                                                         (one.b, RED, "s", 0.17, "(b) ours, strongest control")):
-                if primary is None:
-                    continue
-                experiment, first, other, key, styles = asked(primary.mark)
-                factor = next((STYLES[style][0] for style in styles if style in STYLES), 1)
-                values = [factor * (-1) ** ("reversed" in styles) * number
-                          for number in results.samples(experiment, first, other, key)]
-                if not values:
-                    raise InputError(f"{name} lacks results, and the figure of all claims needs them. Run it first")
-                mean, half = mean_and_interval(values)
-                low, high = (min(values), max(values)) if line == 0.5 else (mean - half, mean + half)
-                if line is None:                                        # accuracies, in percent
-                    low, high = max(low, 0), min(high, 100)
-                if math.isfinite(half):
-                    axes.plot([low, high], [y + shift] * 2, color=color, linewidth=2.5, solid_capstyle="butt")
-                axes.plot([mean], [y + shift], marker, color=color, markersize=6, label=label)
-        if line is not None:
-            axes.axvline(line, color="black", linewidth=1)
+            axes.plot([one.theirs], [y - 0.42], "D", markerfacecolor="none", color="black", markersize=8,
+                      label="paper's number", clip_on=False, zorder=5)
+            near, tests = rule.nearest(one.tests), sorted(one.tests, key=rule.distance)
+            shown = [(test, found) for test in tests if (found := measured(results, test)).n]
+            for k, (test, found) in enumerate(shown):
+                at = y - 0.28 + 0.66 * (k + 0.5) / len(shown)
+                color, size, width = (BLUE, 7, 2.5) if test in near else (GRAY, 3.5, 1)
+                label = "nearest tests" if test in near else "other tests"
+                has_interval = math.isfinite(found.low)
+                if has_interval:
+                    axes.plot([found.low, found.high], [at, at], color=color, linewidth=width,
+                              solid_capstyle="butt")
+                axes.plot([found.mean], [at], "o", color=color, markersize=size,
+                          markerfacecolor=color if has_interval else "white", label=label)
+            axes.annotate(f"{verdict(results, name)}  ({counted(results, name)})", (1.01, y),
+                          xycoords=("axes fraction", "data"), va="center", fontsize=9)
+        for y in range(len(names) - 1):
+            axes.axhline(y + 0.47, color="#DDDDDD", linewidth=0.8)
+        if limits[0] < 0:
+            axes.axvline(0, color="black", linewidth=1)
         axes.set_yticks(range(len(names)), [SHORT_CLAIMS[name] for name in names])
-        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_ylim(len(names) - 0.5, -0.65)
+        axes.set_xlim(limits)
         axes.tick_params(axis="y", length=0)
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["left", "right", "top"]].set_visible(False)
         axes.set_xlabel(axis_label)
-    panels[2].set_xlim(0, 1.05)
+    panels[0].annotate("verdict  (for / against / none / open)", (1.01, -0.6),
+                       xycoords=("axes fraction", "data"), va="center", fontsize=8, color=GRAY)
     known = {label: line for axes in panels for line, label in zip(*axes.get_legend_handles_labels())}
-    fig.legend(known.values(), known.keys(), loc="outside upper right", ncols=3, frameon=False)
+    fig.legend(known.values(), known.keys(), loc="outside upper left", ncols=3, frameon=False)
+    fig.supxlabel("line: 95% CI over planned seeds, and over toys; hollow: without an interval", fontsize=9)
     return fig
 
 
@@ -842,14 +835,16 @@ def forest(results, experiment, lines, metric="accuracy"):
 
 # -------------------------------------------------------------- the documents
 
-MARK = re.compile(r"<!-- (table|value|claim|verdict|reason): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
-PART = re.compile(r"<!--\s*(?:table|value|claim|verdict|reason|end)\b.*?-->", re.S)
+KINDS = "table|value|claim|verdict|reason|count"
+MARK = re.compile(rf"<!-- ({KINDS}): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
+PART = re.compile(rf"<!--\s*(?:{KINDS}|end)\b.*?-->", re.S)
 
 
 def filled(kind, what, results, name):
     """Return the text that a mark of a document asks for, with the signs that documents have"""
     try:
-        renderers = {"table": table, "value": value, "claim": claim, "verdict": verdict, "reason": reason}
+        renderers = {"table": table, "value": value, "claim": claim, "verdict": verdict, "reason": reason,
+                     "count": counted}
         body = renderers[kind](results, what)
     except InputError as error:
         raise InputError(f"{name}: the {kind} {what!r}: {error}") from None

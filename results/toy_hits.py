@@ -2,9 +2,9 @@
 import base64
 import functools
 
-import numpy as np
+import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of BLAS threads
 
-import smallnorb_novel_viewpoint as norb
+import numpy as np
 
 
 @functools.cache
