@@ -1084,28 +1084,36 @@ SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero 
 
 
 def squash_forward(s):
-    """Squash the vectors s along the last axis to v = |s|^2 / (1 + |s|^2) * s / |s| (Sabour et al. 2017, Eq. 1).
-    The direction is kept, the length is below 1. Return v, with the shape of s, and a cache for squash_backward."""
-    norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)           # (..., 1)
+    """Squash the vectors s along the last axis to v = |s|^2 / (1 + |s|^2) * s / |s| (Sabour et al.
+    2017, Eq. 1). The direction is kept, the length is below 1. Return v, with the shape of s, and a
+    cache for squash_backward."""
+    square = np.einsum("...d,...d->...", s, s)[..., None]                               # (..., 1)
+    norm = np.sqrt(square + SQUASH_EPS)
     gain = norm / (1 + norm * norm)
     return s * gain, (s, norm, gain)
 
 
 def squash_backward(dv, cache):
-    """Return ds, with the shape of s: ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
+    """Return ds, with the shape of s:
+    ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
     s, norm, gain = cache
     radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
     return dv * gain + s * (radial * ((1 - norm * norm) / (norm * (1 + norm * norm) ** 2)))
 
 
 def votes_forward(u, W):
-    """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
-    u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I, or one for each of
-    B types, with I ordered (position, type). W_ij is stored transposed, as (E, D), so that each type is one row-major
-    GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
-    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour
+    et al. 2017, Eq. 2).
+
+    u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I,
+    or one for each of B types, with I ordered (position, type). W_ij is stored transposed, as (E,
+    D), so that each type is one row-major GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D),
+    and a cache for votes_backward."""
+    N, I, E = u.shape
+    B, _, J, D = W.shape
     u_hat = np.empty((N * I // B, B, J * D), u.dtype)
-    np.matmul(u.reshape(-1, B, E).transpose(1, 0, 2), W.reshape(B, E, J * D), out=u_hat.transpose(1, 0, 2))
+    by_type = u.reshape(-1, B, E).transpose(1, 0, 2)                                 # (B, N*I/B, E)
+    np.matmul(by_type, W.reshape(B, E, J * D), out=u_hat.transpose(1, 0, 2))
     return u_hat.reshape(N, I, J, D).transpose(0, 2, 1, 3), (u, W)
 
 
@@ -1113,15 +1121,19 @@ def votes_backward(du_hat, cache):
     """Return du (N, I, E) and dW (B, E, J, D) from du_hat (N, J, I, D)."""
     u, W = cache
     B, E, J, D = W.shape
-    by_type = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J * D).transpose(1, 0, 2)     # (B, N*I/B, J*D)
-    du = np.empty(u.shape, u.dtype)
-    np.matmul(by_type, W.reshape(B, E, J * D).transpose(0, 2, 1), out=du.reshape(-1, B, E).transpose(1, 0, 2))
-    return du, np.matmul(u.reshape(-1, B, E).transpose(1, 2, 0), by_type).reshape(W.shape)
+    du_hat = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J * D)                    # (N*I/B, B, J*D)
+    du_hat = du_hat.transpose(1, 0, 2)                                             # (B, N*I/B, J*D)
+    du = np.empty((u.size // (B * E), B, E), u.dtype)
+    np.matmul(du_hat, W.reshape(B, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
+    dW = np.matmul(u.reshape(-1, B, E).transpose(1, 2, 0), du_hat)                     # (B, E, J*D)
+    return du.reshape(u.shape), dW.reshape(W.shape)
 
 
 def softmax_forward(b):
-    """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
-    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I)."""
+    """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq.
+    3).
+    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N,
+    J, I)."""
     c = np.exp(b - b.max(1, keepdims=True))
     return c / c.sum(1, keepdims=True)
 
@@ -1134,53 +1146,65 @@ def softmax_backward(dc, c):
 def routing_forward(u_hat, n_iters, squash_forward=squash_forward):
     """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
-    Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
-    s_j = sum_i c_ij u_hat_j|i (Eq. 2), squashes s_j to v_j (Eq. 1), and adds the agreement u_hat_j|i . v_j to the
-    logits b_ij, which start at zero for every sample. The last iteration skips that update, which nothing would use.
+    Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3),
+    sums the votes into s_j = sum_i c_ij u_hat_j|i (Eq. 2), squashes s_j to v_j (Eq. 1), and adds
+    the agreement u_hat_j|i . v_j to the logits b_ij, which start at zero for every sample. The last
+    iteration skips that update, which nothing would use.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients.
-    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v, (N, J, D), and a
-    cache for routing_backward: u_hat and, of every iteration, c, v and the cache of the squash. c is
-    (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules."""
+    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v,
+    (N, J, D), and a cache for routing_backward: u_hat and, of every iteration, c, v and the cache
+    of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is the same for all
+    samples and output capsules."""
     N, J, I, D = u_hat.shape
-    c, b, v, steps = np.full((1, I), 1 / J, u_hat.dtype), 0, None, []
+    c = np.full((1, I), 1 / J, u_hat.dtype)
     s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
-    for r in range(n_iters):
-        if r > 0:
-            b = b + np.matmul(u_hat, v[..., None])[..., 0]                              # (N, J, I)
-            c = softmax_forward(b)
-            s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
+    v, v_cache = squash_forward(s)
+    steps = [(c, v, v_cache)]
+    b = 0
+    for _ in range(1, n_iters):
+        b = b + np.matmul(u_hat, v[..., None])[..., 0]                                  # (N, J, I)
+        c = softmax_forward(b)
+        s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                                 # (N, J, D)
         v, v_cache = squash_forward(s)
         steps.append((c, v, v_cache))
     return v, (u_hat, steps)
 
 
 def routing_backward(dv, cache, squash_backward=squash_backward):
-    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations. squash_backward: of the forward
-    pass's squash_forward.
+    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
+    squash_backward: of the forward pass's squash_forward.
 
-    Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
-    db v for an agreement. These T = 2 n_iters - 1 terms are collected, and du_hat is one batched product (I, T) @
-    (T, D) for every (n, j). db, (N, J, I), is a sum over the iterations, as the logits are: b_r is also in b_(r+1)."""
+    Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds
+    for a weighted sum, db v for an agreement. These T = 2 n_iters - 1 terms are collected, and
+    du_hat is one batched product (I, T) @ (T, D) for every (n, j). db, (N, J, I), is a sum over the
+    iterations, as the logits are: b_r is also in b_(r+1)."""
     u_hat, steps = cache
     N, J, I, D = u_hat.shape
-    terms, db = [], 0
+    coefficients = []
+    directions = []
+    db = 0
     for r in reversed(range(len(steps))):
         c, _, v_cache = steps[r]
         ds = squash_backward(dv, v_cache)                                               # (N, J, D)
-        terms.append((c, ds))
-        if r > 0:                                                       # in the first iteration c is a constant
+        coefficients.append(np.broadcast_to(c, (N, J, I)))
+        directions.append(ds)
+        if r > 0:                                           # in the first iteration c is a constant
             dc = np.matmul(u_hat, ds[..., None])[..., 0]                                # (N, J, I)
-            db = db + softmax_backward(dc, c)                           # b_r = b_(r-1) + u_hat . v_(r-1)
-            terms.append((db, steps[r - 1][1]))
-            dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                              # (N, J, D), of v_(r-1)
-    coefficients = np.stack([np.broadcast_to(a, (N, J, I)) for a, _ in terms], 2)       # (N, J, T, I)
-    directions = np.stack([direction for _, direction in terms], 2)                     # (N, J, T, D)
-    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=np.empty_like(u_hat))     # in memory as u_hat
+            db = db + softmax_backward(dc, c)                  # b_r = b_(r-1) + u_hat . v_(r-1)
+            _, v_before, _ = steps[r - 1]
+            coefficients.append(db)
+            directions.append(v_before)
+            dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                              # of v_(r-1)
+    coefficients = np.stack(coefficients, 2).transpose(0, 1, 3, 2)                    # (N, J, I, T)
+    directions = np.stack(directions, 2)                                              # (N, J, T, D)
+    du_hat = np.empty_like(u_hat)                        # with its axes in the same order in memory
+    return np.matmul(coefficients, directions, out=du_hat)
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|, the probabilities that class j is present, (N, J), of v (N, J, D), and a cache."""
+    """Compute the lengths |v_j|, the probabilities that class j is present, (N, J), of v (N, J, D),
+    and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
 
@@ -1231,13 +1255,17 @@ M_PLUS, M_MINUS, DOWN_WEIGHT = 0.9, 0.1, 0.5
 
 
 def margin_loss(lengths, present):
-    """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged over the batch.
-    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
+    """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged
+    over the batch: L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
+
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dlengths, (N, J)."""
-    short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
-    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / len(lengths)
-    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / len(lengths)
+    N = len(lengths)
+    short = np.maximum(M_PLUS - lengths, 0)
+    long = np.maximum(lengths - M_MINUS, 0)
+    loss = present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2
+    dlengths = 2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short
+    return float(loss.sum()) / N, dlengths / N
 
 
 def cross_entropy(scores, labels):
@@ -1653,7 +1681,9 @@ def optimizer_step(state, shard_grads, rate, config, workers):
 
 def schedule(config, step, n_steps):
     """Return the fraction of the full learning rate at a step, counting from 0"""
-    decay = 1 if config.lr_schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / n_steps))
+    decay = 1
+    if config.lr_schedule == "cosine":
+        decay = 0.5 * (1 + math.cos(math.pi * step / n_steps))
     return decay * min(1, (step + 1) / max(1, config.warmup))
 
 
@@ -1661,19 +1691,24 @@ BETA1, BETA2, ADAM_EPS, ADAM_CHUNK = 0.9, 0.999, 1e-8, 1 << 17
 
 
 def adam_step(params, shard_grads, adam_m, adam_v, step, lr, workers):
-    """Do one step of Adam in place, with step counting from 1; the gradient is the sum of shard_grads, in their order.
-    p -= lr m_hat / (sqrt(v_hat) + eps), with m_hat and v_hat the bias-corrected moving averages of the gradient and of
-    its square. These are kept as sums, adam_m = m / (1 - beta1) and adam_v = v / (1 - beta2), and all factors are
-    combined into two numbers: 11 passes over memory instead of 16. The passes run over chunks that fit into the cache,
-    shared among the threads; each value is computed by itself, so the bits do not depend on the threads."""
-    root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))                           # sqrt(v_hat) = root sqrt(adam_v)
-    rate, eps = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root), ADAM_EPS / root
+    """Do one step of Adam in place, with step counting from 1; the gradient is the sum of
+    shard_grads, in their order.
+
+    p -= lr m_hat / (sqrt(v_hat) + eps), with m_hat and v_hat the bias-corrected moving averages of
+    the gradient and of its square. These are kept as sums, adam_m = m / (1 - beta1) and adam_v = v
+    / (1 - beta2), and all factors are combined into two numbers: 11 passes over memory instead of
+    16. The passes run over chunks that fit into the cache, shared among the threads; each value is
+    computed by itself, so the bits do not depend on the threads."""
+    root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))       # sqrt(v_hat) = root sqrt(adam_v)
+    rate = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root)
+    eps = ADAM_EPS / root
 
     def update(chunks):
         for name, start in chunks:
             part = slice(start, start + ADAM_CHUNK)
-            p, m, v, *gs = (arrays[name].reshape(-1)[part] for arrays in (params, adam_m, adam_v, *shard_grads))
-            g = sum(gs[1:], gs[0])
+            p, m, v = (as_view(arrays[name], -1)[part] for arrays in (params, adam_m, adam_v))
+            first, *others = (grads[name].reshape(-1)[part] for grads in shard_grads)
+            g = sum(others, first)
             m *= BETA1
             m += g
             v *= BETA2
@@ -1684,15 +1719,24 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, workers):
     list(workers.map(update, [chunks[k::4] for k in range(4)]))
 
 
+def as_view(array, *shape):
+    """Return an array in another shape, to write into: never a copy"""
+    view = array.reshape(shape)
+    assert np.may_share_memory(view, array), "this reshape copies"
+    return view
+
+
 STATISTICS = "_mean", "_var"       # ends of the names of the running statistics
 
 
 def update_running_statistics(running, shard_statistics, step):
-    """Update running means and variances in place with the statistics of some shards, in order. A shard's weight is
-    9 / (step + 9), later 0.01, so that initial values and those of young weights are soon forgotten."""
+    """Update running means and variances in place with the statistics of some shards, in order. A
+    shard's weight is 9 / (step + 9), later 0.01, so that initial values and those of young weights
+    are soon forgotten."""
+    weight = 1 - min(0.99, step / (step + 9))
     for statistics in shard_statistics:
         for name, found in statistics.items():
-            running[name] += (found - running[name]) * (1 - min(0.99, step / (step + 9)))
+            running[name] += (found - running[name]) * weight
 
 
 # -------------------------------------------------------------- layers
@@ -1700,65 +1744,84 @@ def update_running_statistics(running, shard_statistics, step):
 # contiguous.
 
 def im2col(x, width, stride):
-    """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays (ceil((H-p)/stride), N, Wo, width*C):
-    cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width].
+    """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays
+    (ceil((H-p)/stride), N, Wo, width*C): cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox
+    + width].
 
-    A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix products on bands of
-    image rows, which are contiguous because rows of each parity p have an array of their own."""
+    A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix
+    products on bands of image rows, which are contiguous because rows of each parity p have an
+    array of their own."""
     H, N, W, C = x.shape
-    windows = sliding_window_view(x.reshape(H, N, W * C), width * C, axis=2)[:, :, ::stride * C]    # H, N, Wo, width*C
+    windows = sliding_window_view(x.reshape(H, N, W * C), width * C, axis=2)
+    windows = windows[:, :, ::stride * C]                                      # (H, N, Wo, width*C)
     return [np.ascontiguousarray(windows[p::stride]) for p in range(stride)]
 
 
 def col2im(dcols, shape, width, stride):
-    """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx of `shape` (H, N, W,
-    C)"""
+    """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx
+    of `shape` (H, N, W, C)"""
     H, N, W, C = shape
     dx = np.zeros((H, N, W * C), dcols[0].dtype)
     for p, part in enumerate(dcols):
         for ox in range(part.shape[2]):
-            dx[p::stride, :, ox * stride * C:(ox * stride + width) * C] += part[:, :, ox]
+            first = ox * stride * C
+            dx[p::stride, :, first:first + width * C] += part[:, :, ox]
     return dx.reshape(shape)
 
 
 def im2col_band(cols, ky, stride, Ho):
-    """Return the rows of im2col's cols that kernel row ky sees, as one matrix (Ho*N*Wo, width*C), without a copy"""
-    return cols[ky % stride][ky // stride:ky // stride + Ho].reshape(-1, cols[0].shape[-1])
+    """Return the rows of im2col's cols that kernel row ky sees, as one matrix (Ho*N*Wo, width*C): a
+    view"""
+    top = ky // stride
+    band = cols[ky % stride][top:top + Ho]
+    return as_view(band, -1, band.shape[-1])
 
 
 def conv2d_forward(x, w, stride):
-    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y (Ho, N, Wo, F) and a
-    cache."""
+    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y (Ho,
+    N, Wo, F) and a cache."""
     Kh, Kw, C, F = w.shape
-    Ho, cols, rows = (len(x) - Kh) // stride + 1, im2col(x, Kw, stride), w.reshape(Kh, Kw * C, F)
-    y = im2col_band(cols, 0, stride, Ho) @ rows[0]
+    Ho = (len(x) - Kh) // stride + 1
+    cols = im2col(x, Kw, stride)
+    kernel_rows = w.reshape(Kh, Kw * C, F)
+    y = im2col_band(cols, 0, stride, Ho) @ kernel_rows[0]                             # (Ho*N*Wo, F)
     for ky in range(1, Kh):
-        add_product(im2col_band(cols, ky, stride, Ho), rows[ky], y)
-    return y.reshape(Ho, *cols[0].shape[1:3], F), (x.shape, cols, w, stride)
+        add_product(im2col_band(cols, ky, stride, Ho), kernel_rows[ky], y)
+    _, N, Wo, _ = cols[0].shape
+    return y.reshape(Ho, N, Wo, F), (x.shape, cols, w, stride)
 
 
 def conv2d_backward(dy, cache, need_dx=True):
     """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
     shape, cols, w, stride = cache
-    (Kh, Kw, C, F), Ho = w.shape, len(dy)
-    rows, dy = w.reshape(Kh, Kw * C, F), np.ascontiguousarray(dy).reshape(-1, F)        # dy: (Ho*N*Wo, F)
+    Kh, Kw, C, F = w.shape
+    Ho = len(dy)
+    dy = np.ascontiguousarray(dy).reshape(-1, F)                                      # (Ho*N*Wo, F)
     dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
+    kernel_rows = w.reshape(Kh, Kw * C, F)
     dcols = [np.zeros_like(part) for part in cols]
     for ky in range(Kh):
-        add_product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
+        add_product(dy, kernel_rows[ky].T, im2col_band(dcols, ky, stride, Ho))
     return col2im(dcols, shape, Kw, stride), dw
 
 
 def add_product(a, b, out):
-    """Compute out += a @ b, in one pass over memory instead of three: without, a step takes up to 1.08 times as long"""
-    (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
+    """Compute out += a @ b. With NumPy's OpenBLAS in one pass over memory instead of three:
+    without, a step takes 1.05 to 1.2 times as long"""
     if sgemm() is None or {x.dtype for x in (a, b, out)} != {np.dtype(np.float32)}:
         out += a @ b
         return
-    sgemm()(101, 111, 111 if straight else 112, M, F, K, 1, a.ctypes.data, K, b.ctypes.data, F if straight else K, 1,
-            out.ctypes.data, F)                                     # 101, 111, 112: row-major, as it is, transposed
+    assert a.flags.c_contiguous and out.flags.c_contiguous, "sgemm gets their addresses"
+    (M, K), F = a.shape, b.shape[1]
+    row_major, as_it_is, transposed = 101, 111, 112            # names of CBLAS
+    order_of_b, step_of_b = as_it_is, F
+    if not b.flags.c_contiguous:
+        assert b.T.flags.c_contiguous, "sgemm takes b in rows or in columns"
+        order_of_b, step_of_b = transposed, K
+    sgemm()(row_major, as_it_is, order_of_b, M, F, K, 1, a.ctypes.data, K, b.ctypes.data, step_of_b,
+            1, out.ctypes.data, F)
 
 
 def linear_forward(x, w, b):
@@ -1776,33 +1839,43 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None):
-    """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance + eps) + beta.
-    x (H, N, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in training, without it, those
-    of x over samples and positions. Return y, (mean, variance) and a cache. The variance that is returned, for the
-    running statistics, is unbiased: n / (n - 1) times the one used, with n values per channel. All passes run over rows
-    of W*C values, since loops over C alone, often 16, would be too short to be fast."""
-    W, C = x.shape[2:]
-    n, rows = x.size // C, x.reshape(-1, W * C)
+    """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance
+    + eps) + beta.
+
+    x (H, N, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in
+    training, without it, those of x over samples and positions. Return y, (mean, variance) and a
+    cache. The variance that is returned, for the running statistics, is unbiased: n / (n - 1) times
+    the one used, with n values per channel. All passes run over rows of W*C values, since loops
+    over C alone, often 16, would be too short to be fast."""
+    _, _, W, C = x.shape
+    n = x.size // C
+    rows = x.reshape(-1, W * C)
     if running is None:
-        mean = np.matmul(np.ones((1, len(rows)), x.dtype), rows).reshape(W, C).sum(0) / n
-        variance = np.maximum(np.einsum("rc,rc->c", rows, rows).reshape(W, C).sum(0) / n - mean * mean, 0)
+        sums = np.matmul(np.ones((1, len(rows)), x.dtype), rows).reshape(W, C).sum(0)
+        squares = np.einsum("rc,rc->c", rows, rows).reshape(W, C).sum(0)
+        mean = sums / n
+        variance = np.maximum(squares / n - mean * mean, 0)
     else:
         mean, variance = running
     inv_std = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
     y = rows * np.tile(gamma * inv_std, W)
     y += np.tile(beta - mean * gamma * inv_std, W)
-    return y.reshape(x.shape), (mean, variance * (n / max(1, n - 1))), (rows, gamma, mean, inv_std)
+    unbiased = variance * (n / max(1, n - 1))
+    return y.reshape(x.shape), (mean, unbiased), (rows, gamma, mean, inv_std)
 
 
 def norm_backward(dy, cache):
     """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
     dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
     x, gamma, mean, inv_std = cache
-    W, C = dy.shape[2:]
-    n, rows = dy.size // C, dy.reshape(-1, W * C)
+    _, _, W, C = dy.shape
+    n = dy.size // C
+    rows = dy.reshape(-1, W * C)
     dbeta = np.matmul(np.ones((1, len(rows)), dy.dtype), rows).reshape(W, C).sum(0)
-    dgamma = inv_std * (np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0) - mean * dbeta)
-    per_dy, per_x = gamma * inv_std, -gamma * inv_std * inv_std * dgamma / n
+    products = np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0)
+    dgamma = inv_std * (products - mean * dbeta)
+    per_dy = gamma * inv_std
+    per_x = -gamma * inv_std * inv_std * dgamma / n
     dx = x * np.tile(per_x, W)
     dx += np.tile(-per_x * mean - per_dy * dbeta / n, W)
     dx += rows * np.tile(per_dy, W)
@@ -1815,24 +1888,31 @@ def sigmoid(x):
 
 
 def max_pool_forward(x):
-    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N, W//2, C) and a cache"""
+    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N,
+    W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be applied to y in
+    place."""
     y = functools.reduce(np.maximum, window_corners(x))
     return y, (x, y)
 
 
 def max_pool_backward(dy, cache):
-    """Return dx. The first entry equal to its window's maximum gets the gradient, since on a blank background all four
-    are equal. A ReLU may have been applied to y in place: where it made y 0 the gradient is 0."""
+    """Return dx. The first entry equal to its window's maximum gets the gradient, since on a blank
+    background all four are equal. Where a ReLU that was applied to y in place (see
+    max_pool_forward) made y 0, dy is 0, and so is dx."""
     x, y = cache
-    dx, left = np.zeros_like(x), dy.copy()
+    dx = np.zeros_like(x)
+    left = dy.copy()
     for corner, dcorner in zip(window_corners(x), window_corners(dx)):
-        left -= np.multiply(corner == y, left, out=dcorner)
+        np.multiply(corner == y, left, out=dcorner)            # window_corners are views
+        left -= dcorner
     return dx
 
 
 def window_corners(x):
-    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays (H//2, N, W//2, C)"""
-    H, W = x.shape[0] // 2 * 2, x.shape[2] // 2 * 2
+    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays (H//2, N,
+    W//2, C)"""
+    H = x.shape[0] // 2 * 2
+    W = x.shape[2] // 2 * 2
     return [x[i:H:2, :, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
@@ -1848,10 +1928,12 @@ def openblas():
 @functools.cache
 def sgemm():
     """Return cblas_sgemm of NumPy's OpenBLAS, or None if NumPy has another BLAS"""
-    with contextlib.suppress(AttributeError):
-        function, size, real, address = openblas().scipy_cblas_sgemm64_, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-        function.argtypes = [*[ctypes.c_int] * 3, *[size] * 3, real, address, size, address, size, real, address, size]
-        return function
+    function = getattr(openblas(), "scipy_cblas_sgemm64_", None)
+    if function is not None:
+        enum, size, real, address = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+        function.argtypes = [enum, enum, enum, size, size, size, real, address, size, address, size,
+                             real, address, size]
+    return function
 
 
 def n_cores():
