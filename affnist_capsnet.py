@@ -66,6 +66,7 @@ import difflib
 import functools
 import gzip
 import hashlib
+import http.client
 import io
 import itertools
 import json
@@ -86,7 +87,8 @@ from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# BLAS works on one thread, since worker threads share a batch. This must be said before numpy is imported.
+# BLAS works on one thread, since worker threads share a batch. This must be said before numpy is
+# imported.
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
                  "VECLIB_MAXIMUM_THREADS"):
     os.environ[variable] = "1"
@@ -331,36 +333,44 @@ def is_of_another(f, model, models):
 
 # -------------------------------------------------------------- training
 
-def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None, dtype=np.float32):
+def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None,
+          dtype=np.float32):
     """Train a network and return its state. The test images are never used, and nothing is printed.
 
-    data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state, terms) is called
-    after every step, each_epoch(state) after every epoch; what they keep they must copy. Progress has such hooks.
-    dtype: float64 is for tests.
+    data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state,
+    terms) is called after every step, each_epoch(state) after every epoch; what they keep they must
+    copy. Progress has such hooks. dtype: float64 is for tests.
 
-    The state, a dict, is everything that a run is: params {name: array}, running (statistics of the normalizations),
-    adam_m and adam_v (moments), step and history. Raise InputError when training diverges."""
+    The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
+    normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
+    diverges."""
     config = fit_to_data(config, data)
-    state = initial_state(config, dtype) if state is None else state
-    state["history"] |= {"source": data["source"], "names": data.get("names")}
+    if state is None:
+        state = initial_state(config, dtype)
+    state["history"]["source"] = data["source"]
+    state["history"]["names"] = data.get("names")
     per_epoch = steps_per_epoch(config, data)
     with worker_threads(config) as workers:
         for epoch in range(state["step"] // per_epoch, config.n_epochs):
-            if any(earlier["val_accuracy"] >= config.stop_at > 0 for earlier in state["history"]["epochs"]):
+            if has_reached(config.stop_at, state["history"]["epochs"]):
                 break
-            start, sums = time.perf_counter(), {}
-            for samples in epoch_samples(data, epoch, config):
-                for rows in batches(samples, config.batch_size):
-                    terms, shard_grads, statistics = batch_gradients(state["params"], samples, rows, config, workers)
-                    if not math.isfinite(terms["loss"]):
-                        raise InputError(f"loss {terms['loss']}, step {state['step'] + 1}: diverged. Lower --lr")
-                    rate = schedule(config, state["step"], config.n_epochs * per_epoch)
-                    optimizer_step(state, shard_grads, rate, config, workers)
-                    update_running_statistics(state["running"], statistics, state["step"])
-                    state["step"] += 1
-                    sums = {name: sums.get(name, 0) + term * len(rows) for name, term in terms.items()}
-                    each_step(state, terms)
-            metrics = {"epoch": epoch + 1, "step": state["step"], "seconds": time.perf_counter() - start}
+            began = time.perf_counter()
+            sums = {}
+            for samples, rows in epoch_batches(data, epoch, config):
+                terms, shard_grads, statistics = batch_gradients(
+                    state["params"], samples, rows, config, workers)
+                if not math.isfinite(terms["loss"]):
+                    raise InputError(f"loss {terms['loss']}, step {state['step'] + 1}: diverged. "
+                                     "Lower --lr")
+                rate = schedule(config, state["step"], config.n_epochs * per_epoch)
+                optimizer_step(state, shard_grads, rate, config, workers)
+                update_running_statistics(state["running"], statistics, state["step"])
+                state["step"] += 1
+                for name, term in terms.items():
+                    sums[name] = sums.get(name, 0) + term * len(rows)
+                each_step(state, terms)
+            metrics = {"epoch": epoch + 1, "step": state["step"],
+                       "seconds": time.perf_counter() - began}
             metrics |= {"train_" + name: total / config.n_train for name, total in sums.items()}
             metrics |= validate(weights_of(state), data, config, workers)
             state["history"]["epochs"].append(metrics)
@@ -368,26 +378,49 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     return state
 
 
+def has_reached(accuracy, epochs):
+    """Return whether a validation accuracy, if it is above 0, was reached in one of some epochs"""
+    return accuracy > 0 and any(epoch["val_accuracy"] >= accuracy for epoch in epochs)
+
+
 def steps_per_epoch(config, data):
     """Return the number of batches of an epoch; the last one may be smaller"""
     return math.ceil(config.n_train / config.batch_size)
 
 
+def epoch_batches(data, epoch, config):
+    """Yield each batch of an epoch: the samples it is among, and its rows in them"""
+    for samples in epoch_samples(data, epoch, config):
+        for rows in batches(samples, config.batch_size):
+            yield samples, rows
+
+
+def batches(samples, size):
+    """Return the rows of each batch of a dict of samples, a list of arrays"""
+    rows = np.arange(len(samples["labels"]))
+    return np.split(rows, range(size, len(rows), size))
+
+
 def initial_state(config, dtype=np.float32):
     """Return the state of a run before its first step (see train)"""
     params = {name: p.astype(dtype) for name, p in init_params(config).items()}
-    running = {name.replace("_gamma", part): np.full_like(params[name], part == "_var")
-               for name in params if name.endswith("_gamma") for part in STATISTICS}
-    moments = {key: {name: np.zeros_like(p) for name, p in params.items()} for key in ("adam_m", "adam_v")}
-    return {"params": params, "running": running, **moments, "step": 0, "history": {"source": "", "epochs": []}}
+    running = {}
+    if config.norm == "batch":
+        for conv in convolutions(config):
+            running[conv.name + "_norm_mean"] = np.zeros(conv.F, dtype)
+            running[conv.name + "_norm_var"] = np.ones(conv.F, dtype)
+    return {
+        "params": params,
+        "running": running,
+        "adam_m": {name: np.zeros_like(p) for name, p in params.items()},
+        "adam_v": {name: np.zeros_like(p) for name, p in params.items()},
+        "step": 0,
+        "history": {"source": "", "epochs": []}}
 
 
 def weights_of(state):
     """Return what is evaluated: parameters and running statistics, {name: array}"""
     return state["params"] | state["running"]
-
-
-SHARD = 16                         # samples that a thread computes at once; also the group of a batch normalization
 
 
 def worker_threads(config):
@@ -398,17 +431,17 @@ def worker_threads(config):
 
 
 def set_up_process():
-    """Make the results of this process independent of its cores, and its steps faster. Called by main
-    and by worker_threads, hence by train and before every evaluation; not by an import"""
-    # BLAS on one thread, also if numpy was imported before this file: with more threads the rounding
-    # of products would depend on the number of cores
+    """Make the results of this process independent of its cores, and its steps faster. Called by
+    main and by worker_threads, hence by train and before every evaluation; not by an import"""
+    # BLAS on one thread, also if numpy was imported before this file: with more threads the
+    # rounding of products would depend on the number of cores
     with contextlib.suppress(AttributeError):
         openblas().scipy_openblas_set_num_threads64_(1)
     # Threads take turns every 0.02 ms: with Python's 5 ms a default step takes 1.04 times as long
     sys.setswitchinterval(2e-5)
-    # One heap for all threads, which keeps freed memory (glibc's mallopt): without, a step takes 1.1
-    # to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3 (of glibc before 2.35 at most 32 MB),
-    # M_TRIM_THRESHOLD -1
+    # One heap for all threads, which keeps freed memory (glibc's mallopt): without, a step takes
+    # 1.1 to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3 (of glibc before 2.35 at most
+    # 32 MB), M_TRIM_THRESHOLD -1
     with contextlib.suppress(AttributeError, OSError, TypeError):
         for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
             ctypes.CDLL(None).mallopt(option, value)
@@ -426,236 +459,342 @@ def n_cores():
     """Return the number of cores that this process may use"""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-def batches(samples, size):
-    """Return the rows of each batch of a dict of samples"""
-    return np.split(rows := np.arange(len(samples["labels"])), range(size, len(rows), size))
+SHARD = 16                         # samples that a thread computes at once, and that share the
+                                   # statistics of a normalization
 
 
 def batch_gradients(params, samples, rows, config, workers):
     """Compute loss_and_grads of samples[rows] in shards of 16, shared among the threads.
-    Shards and the order of their sums, hence the bits, do not depend on the number of threads. Return the terms of the
-    loss, the list of the shards' gradients, whose sum is the batch's, and the list of their statistics."""
+
+    Shards and the order of their sums, hence the bits, do not depend on the number of threads.
+    Return the terms of the loss, the list of the shards' gradients, whose sum is the batch's, and
+    the list of their statistics."""
     def one(start):
         batch = to_batch(samples, rows[start:start + SHARD], params["conv1_w"].dtype)
         return loss_and_grads(params, batch, config, share=len(batch["labels"]) / len(rows))
-    terms, grads, statistics = zip(*workers.map(one, range(0, len(rows), SHARD)))
-    return {name: sum(each[name] for each in terms) for name in terms[0]}, grads, statistics
+    shards = workers.map(one, range(0, len(rows), SHARD))
+    shard_terms, shard_grads, shard_statistics = zip(*shards)
+    terms = {name: sum(terms[name] for terms in shard_terms) for name in shard_terms[0]}
+    return terms, shard_grads, shard_statistics
 
 
 def forward_shards(weights, samples, config, workers, decode="labels"):
-    """Compute scores, v and recon of all samples, as far as forward has them, {name: array}. decode: "labels" or
-    "predicted" classes"""
+    """Compute the outputs of the network for all samples: scores, v and recon, as far as forward
+    has them, {name: array}. decode: "labels" or "predicted" classes"""
     def one(rows):
         batch = to_batch(samples, rows, weights["conv1_w"].dtype)
-        out, _ = forward(weights, batch["images"], config, batch["labels"] if decode == "labels" else None)
+        digits = batch["labels"] if decode == "labels" else None
+        out, _ = forward(weights, batch["images"], config, digits)
         return {name: out[name] for name in ("scores", "v", "recon") if name in out}
     parts = list(workers.map(one, batches(samples, SHARD)))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def class_activations(out, config):
-    """Return a number for each class, (N, J): the length of its vector, with a squash at most 1, or, of a CNN, its
-    probability. out: of forward or forward_shards"""
-    return softmax_forward(out["scores"]) if config.model in CNNS else out["scores"]
+    """Return a number for each class, (N, J): the length of its vector, with a squash at most 1,
+    or, of a CNN, its probability. out: of forward or forward_shards"""
+    if config.model in CNNS:
+        return softmax_forward(out["scores"])
+    return out["scores"]
 
 
 def evaluate(weights, chunks, config, workers):
-    """Compute accuracy and losses over dicts of digits, such as those of stream_digits. Return a dict of
+    """Compute accuracy and losses over dicts of digits, such as those of stream_digits.
+
+    Return a dict of
       n, hits             numbers of digits and of correctly classified ones
       accuracy, correct   hits / n; whether each digit was correctly classified, (n,) bool
-      confusion           numbers of digits, a list (J, J): a row per class, a column per predicted class
+      confusion           numbers of digits, a list (J, J): a row per class, a column per predicted
+                          class
       loss                what is minimized, as in loss_and_grads, mean over the digits
       margin              its first term; cross_entropy in its place where that is the loss
       recon_mse           mean squared error per pixel, only with a decoder"""
-    sums, pairs, J = np.zeros(2), [], config.n_classes
+    labels, predicted = [], []
+    loss_sum = recon_sum = 0.0
     for chunk in chunks:
         out = forward_shards(weights, chunk, config, workers)
-        pairs.append((chunk["labels"], out["scores"].argmax(1)))
-        target = chunk["images"][:, None].astype(out["scores"].dtype) / 255
+        size = len(chunk["labels"])
+        labels.append(chunk["labels"])
+        predicted.append(out["scores"].argmax(1))
         loss, _ = classification_loss(out, chunk, config)
-        recon = reconstruction_loss(out["recon"], target)[0] if "recon" in out else 0
-        sums += np.array([loss, recon]) * len(target)
-    labels, predicted = np.concatenate(pairs, 1)
-    correct, (loss, recon) = labels == predicted, sums / len(labels)
-    metrics = {"n": len(correct), "hits": int(correct.sum()), "accuracy": correct.mean(), "correct": correct,
-               "confusion": np.bincount(labels * J + predicted, minlength=J * J).reshape(J, J).tolist(),
-               "loss": loss + config.recon_weight * recon, loss_name(config): loss}
-    return metrics | ({"recon_mse": recon / target[0].size} if "recon" in out else {})
+        loss_sum += loss * size
+        if "recon" in out:
+            target = chunk["images"][:, None].astype(out["scores"].dtype) / 255       # (n, 1, H, W)
+            recon, _ = reconstruction_loss(out["recon"], target)
+            recon_sum += recon * size
+    labels = np.concatenate(labels)
+    predicted = np.concatenate(predicted)
+    n, J = len(labels), config.n_classes
+    correct = labels == predicted
+    confusion = np.bincount(labels * J + predicted, minlength=J * J).reshape(J, J)
+    metrics = {
+        "n": n,
+        "hits": int(correct.sum()),
+        "accuracy": correct.mean(),
+        "correct": correct,
+        "confusion": confusion.tolist(),
+        "loss": loss_sum / n + config.recon_weight * (recon_sum / n),
+        loss_name(config): loss_sum / n}
+    if "recon" in out:
+        metrics["recon_mse"] = recon_sum / n / SIDES[config.task] ** 2
+    return metrics
 
 
 def validate(weights, data, config, workers):
-    """Return evaluate's means over the validation digits, the same after every epoch, {"val_" + name: value}"""
+    """Return evaluate's means over the validation digits, the same after every epoch, {"val_" +
+    name: value}"""
     metrics = evaluate(weights, stream_digits(data, config, "val"), config, workers)
-    return {"val_" + name: value for name, value in metrics.items() if isinstance(value, float)}
+    means = "accuracy", "loss", loss_name(config), "recon_mse"
+    return {"val_" + name: metrics[name] for name in means if name in metrics}
 
 
 def evaluate_test(weights, data, config, workers):
-    """Return {key: evaluate's metrics} of the task's TEST_SETS. A network trained on digits at any position has no
-    separate test set of these; affNIST's own files need --affnist-dir."""
-    included = {"any_position": max_shift(config) is not None, "real": config.affnist_dir}
-    return {key: evaluate(weights, read_affnist(config.affnist_dir) if kind == "real" else
-                          stream_digits(data, config, kind), config, workers)
-            for key, kind, _ in TEST_SETS[config.task] if included.get(kind, True)}
+    """Return {key: evaluate's metrics} of the task's TEST_SETS. A network trained on digits at any
+    position has no separate test set of these; affNIST's own files need --affnist-dir."""
+    metrics = {}
+    for key, kind, _ in TEST_SETS[config.task]:
+        is_familiar = kind == "any_position" and max_shift(config) is None
+        is_missing = kind == "real" and not config.affnist_dir
+        if is_familiar or is_missing:
+            continue
+        if kind == "real":
+            digits = read_affnist(config.affnist_dir)
+        else:
+            digits = stream_digits(data, config, kind)
+        metrics[key] = evaluate(weights, digits, config, workers)
+    return metrics
 
 
-# -------------------------------------------------------------- the task: digits, translated or affinely transformed
+# ------------------------------------------ the task: digits, translated or affinely transformed
 
-DATA, INIT, BATCHES, EVALUATION = range(4)                              # purposes of random numbers
+DATA, INIT, BATCHES, EVALUATION = range(4)                     # purposes of random numbers
 
 
 def rng_for(seed, purpose, *key):
-    """Return a generator for each purpose and key: drawing more of one thing does not change another"""
+    """Return a generator for each purpose and key: drawing more of one thing does not change
+    another"""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, *key)))
 
 
 BOX = 28                           # side of an MNIST image, px
 SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
-CHUNK = 2048                       # digits drawn at once, so that memory does not grow with their number
-# affNIST's ranges of the factors of an affine transformation: degrees, x per y, scale factors; and no transformation
-RANGES = {"rotation": (-20.0, 20.0), "shear": (-0.2, 0.2), "scale_y": (0.8, 1.2), "scale_x": (0.8, 1.2)}
-IDENTITY = {"rotation": 0.0, "shear": 0.0, "scale_y": 1.0, "scale_x": 1.0}
-KINDS = "val", "test", "affine", "any_position", "centered"    # of digits (stream_digits); the index seeds a generator
-TEST_SETS = {                                         # of each task: key of the result, kind of digits, printed name
-    "affnist": (("familiar", "test", "translated digits"), ("any_position", "any_position", "digits at any position"),
+CHUNK = 2048                  # digits drawn at once, so that memory does not grow with their number
+# affNIST's ranges of the factors of an affine transformation: degrees, x per y, scale factors
+RANGES = {"rotation": (-20.0, 20.0), "shear": (-0.2, 0.2),
+          "scale_y": (0.8, 1.2), "scale_x": (0.8, 1.2)}
+IDENTITY = {"rotation": 0.0, "shear": 0.0, "scale_y": 1.0, "scale_x": 1.0}     # no transformation
+# Kinds of digits, see stream_digits; the place of a kind in this list seeds its generator
+KINDS = "val", "test", "affine", "any_position", "centered"
+TEST_SETS = {                      # of each task: key of the result, kind of digits, printed name
+    "affnist": (("familiar", "test", "translated digits"),
+                ("any_position", "any_position", "digits at any position"),
                 ("centered", "centered", "affine digits, centered"),
-                ("affine", "affine", "affine digits, any position"), ("real_affine", "real", "affNIST's own digits")),
+                ("affine", "affine", "affine digits, any position"),
+                ("real_affine", "real", "affNIST's own digits")),
     "mnist": (("test", "test", "test digits"),)}
 
 
 def place_digits(images, corners, side):
-    """Return each image (n, 28, 28) uint8 on a black canvas, (n, side, side). corners: (n, 2), row and column of its
-    upper left corner on the canvas, px, also outside; what does not fit on the canvas is cut off"""
-    canvas = np.zeros((len(images), side + 2 * BOX, side + 2 * BOX), np.uint8)
-    windows = sliding_window_view(canvas, (BOX, BOX), axis=(1, 2), writeable=True)
+    """Return each image (n, 28, 28) uint8 on a black canvas, (n, side, side). corners: (n, 2), row
+    and column of its upper left corner on the canvas, px, also outside; what does not fit on the
+    canvas is cut off"""
+    padded = np.zeros((len(images), side + 2 * BOX, side + 2 * BOX), np.uint8)
+    windows = sliding_window_view(padded, (BOX, BOX), axis=(1, 2), writeable=True)
     rows, columns = np.clip(corners.T + BOX, 0, side + BOX)
     windows[np.arange(len(images)), rows, columns] = images
-    return canvas[:, BOX:-BOX, BOX:-BOX]
+    return padded[:, BOX:-BOX, BOX:-BOX]
 
 
 def max_shift(config):
-    """Return the largest translation of training digits along each axis, px; None: any position on the canvas"""
-    return None if config.train_shift == "full" else int(config.train_shift)
+    """Return the largest translation of training digits along each axis, px; None: any position on
+    the canvas"""
+    if config.train_shift == "full":
+        return None
+    return int(config.train_shift)
 
 
 def translate_digits(images, side, max_shift, rng):
-    """Return each 28x28 image on a canvas (n, side, side), translated at random from the center by up to max_shift
-    whole px along each axis; None: to any position at which all ink is on the canvas"""
+    """Return each 28x28 image on a canvas (n, side, side), translated at random from the center by
+    up to max_shift whole px along each axis; None: to any position at which all ink is on the
+    canvas"""
     if max_shift is None:
-        corners = np.stack([rng.integers(-ink.argmax(1), side - BOX + 1 + ink[:, ::-1].argmax(1))
-                            for ink in (images.any(2), images.any(1))], 1)              # of (n, 28), by row, by column
+        corners = []
+        for axis in (2, 1):                            # first the rows of corners, then the columns
+            ink = images.any(axis)                                                      # (n, 28)
+            before, after = ink.argmax(1), ink[:, ::-1].argmax(1)      # px without ink at both ends
+            corners.append(rng.integers(-before, side - BOX + 1 + after))
+        corners = np.stack(corners, 1)
     else:
-        corners = (side - BOX) // 2 + rng.integers(-max_shift, max_shift + 1, (len(images), 2))
+        shifts = rng.integers(-max_shift, max_shift + 1, (len(images), 2))
+        corners = (side - BOX) // 2 + shifts
     return place_digits(images, corners, side)
 
 
 def affine_matrix(rotation, shear, scale_y, scale_x):
-    """Return the matrices of affine transformations, which act on column vectors (y, x), (n, 2, 2) float64.
+    """Return the matrices of affine transformations, which act on column vectors (y, x), (n, 2, 2)
+    float64.
 
-    A matrix first scales by scale_y and scale_x, then shears (x += shear * y), then rotates by `rotation` degrees,
-    counter-clockwise in the image. The arguments, numbers or (n,), are broadcast."""
-    rotation, shear, scale_y, scale_x = np.broadcast_arrays(*map(np.float64, (rotation, shear, scale_y, scale_x)))
+    A matrix first scales by scale_y and scale_x, then shears (x += shear * y), then rotates by
+    `rotation` degrees, counter-clockwise in the image. The arguments, numbers or (n,), are
+    broadcast."""
+    rotation, shear, scale_y, scale_x = np.broadcast_arrays(
+        np.float64(rotation), np.float64(shear), np.float64(scale_y), np.float64(scale_x))
     cos, sin = np.cos(np.deg2rad(rotation)), np.sin(np.deg2rad(rotation))
-    scale_and_shear = np.stack([scale_y, 0 * scale_y, shear * scale_y, scale_x], -1).reshape(-1, 2, 2)
-    rotate = np.stack([cos, -sin, sin, cos], -1).reshape(-1, 2, 2)                      # y points down
-    return rotate @ scale_and_shear
+    scale_and_shear = np.stack([scale_y, 0 * scale_y, shear * scale_y, scale_x], -1)
+    rotate = np.stack([cos, -sin, sin, cos], -1)               # y points down
+    return rotate.reshape(-1, 2, 2) @ scale_and_shear.reshape(-1, 2, 2)
 
 
 def transform_digits(images, matrices, rng, side):
-    """Transform each 28x28 image by its matrix, bilinearly, and place it at random with all of its ink on the canvas.
+    """Transform each 28x28 image by its matrix, bilinearly, and place it at random with all of its
+    ink on the canvas.
 
-    images: (n, 28, 28) uint8. matrices: (n, 2, 2), from affine_matrix. rng: None places each digit at the center of its
-    canvas, or as near to the center as its ink allows.
-    Return the canvases, (n, side, side) uint8, and centers, (n, 2): where the center (13.5, 13.5) of each image lies on
-    its canvas, (row, column) in px. Ink that does not fit on the canvas (MNIST's does) is centered and cut off."""
-    mapped = np.einsum("nij,jyx->niyx", matrices, np.mgrid[:BOX, :BOX] - (BOX - 1) / 2)         # positions of pixels
-    # Interpolated ink reaches this far from its pixel, and there it is 0
-    margin, inverses = np.abs(matrices).sum(2), np.linalg.inv(matrices)
-    low = mapped.min((2, 3), where=images[:, None] > 0, initial=0) - margin + 1
-    high = mapped.max((2, 3), where=images[:, None] > 0, initial=0) + margin - 1
+    images: (n, 28, 28) uint8. matrices: (n, 2, 2), from affine_matrix. rng: None places each digit
+    at the center of its canvas, or as near to the center as its ink allows. Return the canvases,
+    (n, side, side) uint8, and centers, (n, 2): where the center (13.5, 13.5) of each image lies on
+    its canvas, (row, column) in px. Ink that does not fit on the canvas (MNIST's does) is centered
+    and cut off."""
+    pixels = np.mgrid[:BOX, :BOX] - (BOX - 1) / 2                                      # (2, 28, 28)
+    mapped = np.einsum("nij,jyx->niyx", matrices, pixels)                           # (n, 2, 28, 28)
+    is_ink = images[:, None] > 0
+    margin = np.abs(matrices).sum(2)         # at this distance from its pixel interpolated ink is 0
+    low = mapped.min((2, 3), where=is_ink, initial=0) - margin + 1                      # (n, 2)
+    high = mapped.max((2, 3), where=is_ink, initial=0) + margin - 1
     room = side - 1 - (high - low)
-    fraction = rng.uniform(0, 1, (len(images), 2)) if rng else ((side - 1) / 2 + low) / np.maximum(room, 1e-9)
-    centers = np.where(room < 0, (side - 1 - low - high) / 2, np.clip(fraction, 0, 1) * room - low)
-    parts = [slice(start, start + 64) for start in range(0, len(images), 64)]           # which fit in the CPU cache
-    return np.concatenate([resample_affine(images[k], inverses[k], centers[k], side) for k in parts]), centers
+    if rng is None:
+        fraction = ((side - 1) / 2 + low) / np.maximum(room, 1e-9)
+    else:
+        fraction = rng.uniform(0, 1, (len(images), 2))
+    centers = np.clip(fraction, 0, 1) * room - low
+    centers = np.where(room < 0, (side - 1 - low - high) / 2, centers)
+    inverses = np.linalg.inv(matrices)
+    # 64 images fit in the CPU cache
+    parts = [slice(start, start + 64) for start in range(0, len(images), 64)]
+    canvases = [resample_affine(images[k], inverses[k], centers[k], side) for k in parts]
+    return np.concatenate(canvases), centers
 
 
 def resample_affine(images, inverses, centers, side):
-    """Draw each image, transformed, on its canvas by bilinear interpolation; return canvases (n, side, side) uint8.
+    """Draw each image, transformed, on its canvas by bilinear interpolation; return canvases (n,
+    side, side) uint8.
 
-    images: (n, 28, 28) uint8. inverses: (n, 2, 2), inverses of the transformations' matrices. centers: (n, 2), where
-    each image's center lies on its canvas, px. Canvas pixel p gets the value of the image at inverse @ (p - center),
-    relative to the image's center; outside of the image the value is 0."""
-    offset = np.mgrid[:side, :side] - centers[..., None, None]                          # (n, 2, side, side)
-    source = np.clip(np.einsum("nij,njyx->inyx", inverses, offset) + (BOX - 1) / 2 + 1, 0, BOX + 1 - 1e-6)     # padded
-    y, x = corner = source.astype(np.int64)                                             # (2, n, side, side)
-    dy, dx = source - corner
+    images: (n, 28, 28) uint8. inverses: (n, 2, 2), inverses of the transformations' matrices.
+    centers: (n, 2), where each image's center lies on its canvas, px. Canvas pixel p gets the value
+    of the image at inverse @ (p - center), relative to the image's center; outside of the image the
+    value is 0."""
+    offset = np.mgrid[:side, :side] - centers[..., None, None]                  # (n, 2, side, side)
+    source = np.einsum("nij,njyx->inyx", inverses, offset) + (BOX - 1) / 2      # (2, n, side, side)
+    # Positions in images with a border of one pixel, which is 0
+    source = np.clip(source + 1, 0, BOX + 1 - 1e-6)
     padded = np.pad(images.astype(float), ((0, 0), (1, 1), (1, 1)))
-    flat = (np.arange(len(images))[:, None, None] * (BOX + 2) + y) * (BOX + 2) + x
-    neighbors = ((row + column, weight_y * weight_x) for row, weight_y in ((0, 1 - dy), (BOX + 2, dy))
-                 for column, weight_x in ((0, 1 - dx), (1, dx)))
-    return np.rint(sum(weight * np.take(padded, flat + step) for step, weight in neighbors)).astype(np.uint8)
+    corner = source.astype(np.int64)
+    y, x = corner
+    dy, dx = source - corner
+    width = BOX + 2
+    image = np.arange(len(images))[:, None, None]
+    index = (image * width + y) * width + x                                    # of padded.flatten()
+    canvases = (1 - dy) * (1 - dx) * np.take(padded, index)
+    canvases += (1 - dy) * dx * np.take(padded, index + 1)
+    canvases += dy * (1 - dx) * np.take(padded, index + width)
+    canvases += dy * dx * np.take(padded, index + width + 1)
+    return np.rint(canvases).astype(np.uint8)
 
 
 def stream_digits(data, config, kind, factors=None):
-    """Yield validation or test digits in dicts of at most CHUNK: images (n, side, side) uint8 and labels (n,) int64.
+    """Yield validation or test digits in dicts of at most CHUNK: images (n, side, side) uint8 and
+    labels (n,) int64. Each chunk has its own random generator.
 
-    kind: "val", validation digits, or "test", test digits, both translated as in training (with --task mnist as they
-    are); "any_position", test digits translated to any position with all ink on the canvas; "affine", test digits
-    transformed and placed at any position; "centered", the same, but at the center of the canvas, or as near to it as
-    their ink allows. --eval-split val: validation images, not test images.
-    factors: {factor: number} for all "affine" or "centered" digits; None draws them from RANGES. Each chunk has its own
-    random generator."""
-    images, labels = data["val" if kind == "val" else config.eval_split]
-    n, side = min((config.n_val if kind == "val" else config.n_test) or len(labels), len(labels)), SIDES[config.task]
-    if n < len(labels) and data["source"] not in DIGIT_NAMES:           # these may be in order of their classes
+    kind:
+      val           validation digits, translated as in training
+      test          test digits, translated as in training, but with --task mnist as they are
+      any_position  test digits translated to any position with all ink on the canvas
+      affine        test digits transformed and placed at any position
+      centered      the same, but at the center of the canvas, or as near to it as their ink allows
+    --eval-split val: validation images, not test images. factors: {factor: number} for all "affine"
+    or "centered" digits; None draws them from RANGES."""
+    split, n = config.eval_split, config.n_test
+    if kind == "val":
+        split, n = "val", config.n_val
+    images, labels = data[split]
+    n = min(n or len(labels), len(labels))                     # 0: all
+    # Other data may be in order of their classes
+    if n < len(labels) and data["source"] not in DIGIT_NAMES:
         chosen = rng_for(0, EVALUATION, 2).permutation(len(labels))[:n]
         images, labels = images[chosen], labels[chosen]
     for k, start in enumerate(range(0, n, CHUNK)):
-        rows, rng = slice(start, min(start + CHUNK, n)), rng_for(config.seed, EVALUATION, KINDS.index(kind), 0, k)
-        if kind in ("affine", "centered"):
-            values = factors or {name: rng.uniform(*bounds, rows.stop - start) for name, bounds in RANGES.items()}
-            matrices = np.broadcast_to(affine_matrix(**values), (rows.stop - start, 2, 2))
-            canvases, _ = transform_digits(images[rows], matrices, None if kind == "centered" else rng, side)
-        else:
-            shift = None if kind == "any_position" else 0 if config.task == "mnist" else max_shift(config)
-            canvases = translate_digits(images[rows], side, shift, rng)
+        rows = slice(start, min(start + CHUNK, n))
+        rng = rng_for(config.seed, EVALUATION, KINDS.index(kind), 0, k)
+        canvases = draw_digits_of_kind(images[rows], kind, config, rng, factors)
         yield {"images": canvases, "labels": labels[rows].astype(np.int64)}
 
 
+def draw_digits_of_kind(images, kind, config, rng, factors):
+    """Return images of a kind of digits on canvases, (n, side, side) uint8; see stream_digits"""
+    n, side = len(images), SIDES[config.task]
+    if kind in ("affine", "centered"):
+        if factors is None:
+            factors = {name: rng.uniform(*bounds, n) for name, bounds in RANGES.items()}
+        matrices = np.broadcast_to(affine_matrix(**factors), (n, 2, 2))
+        canvases, _ = transform_digits(images, matrices, None if kind == "centered" else rng, side)
+        return canvases
+    if kind == "any_position":
+        shift = None
+    elif config.task == "mnist":
+        shift = 0
+    else:
+        shift = max_shift(config)
+    return translate_digits(images, side, shift, rng)
+
+
 def training_rows(data, config):
-    """Return the indices of --n-per-class training digits of each class, drawn by the seed, in order"""
-    labels = data["train"][1]
+    """Return the indices of --n-per-class training digits of each class, drawn by the seed, in
+    order"""
+    _, labels = data["train"]
     order = rng_for(config.seed, DATA, 1).permutation(len(labels))
-    chosen = [order[labels[order] == label][:config.n_per_class] for label in range(config.n_classes)]
+    chosen = [order[labels[order] == label][:config.n_per_class]
+              for label in range(config.n_classes)]
     if min(map(len, chosen)) < config.n_per_class:
         raise InputError(f"--n-per-class {config.n_per_class}: a class has fewer digits. Lower it")
     return np.sort(np.concatenate(chosen))
 
 
+def endless_permutations(rows, rng):
+    """Yield all of some rows in a random order, then again in another, without an end. rows: an
+    array of them, or their number"""
+    while True:
+        yield from rng.permutation(rows)
+
+
 def epoch_samples(data, epoch, config):
-    """Yield the randomly translated training digits of one epoch in chunks of whole batches: images (n, side, side)
-    uint8, labels (n,) int64 and, with dropout, dropout_mask (n, units) float32, each entry 0 or 1 / (1 - dropout).
-    Every digit appears once before any digit appears again."""
+    """Yield the randomly translated training digits of one epoch in chunks of whole batches: images
+    (n, side, side) uint8, labels (n,) int64 and, with dropout, dropout_mask (n, units) float32,
+    each entry 0 or 1 / (1 - dropout). Every digit appears once before any digit appears again."""
     images, labels = data["train"]
     known = training_rows(data, config) if config.n_per_class else len(labels)
-    size, rng = max(1, CHUNK // config.batch_size) * config.batch_size, rng_for(config.seed, BATCHES, epoch)
-    order = itertools.chain.from_iterable(map(rng.permutation, itertools.repeat(known)))
+    order = endless_permutations(known, rng_for(config.seed, BATCHES, epoch))
+    size = max(1, CHUNK // config.batch_size) * config.batch_size
     for k, start in enumerate(range(0, config.n_train, size)):
-        rows = np.fromiter(itertools.islice(order, min(size, config.n_train - start)), np.int64)
+        n = min(size, config.n_train - start)
+        rows = np.fromiter(itertools.islice(order, n), np.int64)
         rng = rng_for(config.seed, BATCHES, epoch, k)
-        samples = {"images": translate_digits(images[rows], SIDES[config.task], max_shift(config), rng),
-                   "labels": labels[rows].astype(np.int64)}
+        samples = {
+            "images": translate_digits(images[rows], SIDES[config.task], max_shift(config), rng),
+            "labels": labels[rows].astype(np.int64)}
         if config.dropout:
-            kept = rng.random((len(rows), hidden_units(config)[-1]), np.float32) >= config.dropout
+            n_units = hidden_units(config.model, matched_width(config))[-1]
+            kept = rng.random((n, n_units), np.float32) >= config.dropout
             samples["dropout_mask"] = kept / np.float32(1 - config.dropout)
         yield samples
 
 
 def to_batch(samples, rows, dtype=np.float32):
-    """Convert the given rows of a dict of samples to a batch: images in [0, 1] and dropout_mask, if any, of type dtype,
-    and labels, (N,)."""
-    batch = {name: a[rows] if name == "labels" else a[rows].astype(dtype) for name, a in samples.items()}
-    return batch | {"images": batch["images"] / 255}
+    """Convert the given rows of a dict of samples to a batch: images in [0, 1] and dropout_mask, if
+    any, of type dtype, and labels, (N,)."""
+    batch = {"images": samples["images"][rows].astype(dtype) / 255,
+             "labels": samples["labels"][rows]}
+    if "dropout_mask" in samples:
+        batch["dropout_mask"] = samples["dropout_mask"][rows].astype(dtype)
+    return batch
 
 
 LABELS_PER_IMAGE = 1
@@ -668,36 +807,46 @@ def image_shapes(config):
 
 
 def prepare_images(images, config):
-    """Return images as forward takes them, (n, side, side) float32 in [0, 1]. images: (n, side, side) uint8, or
-    (n, 28, 28), which are placed at the center"""
+    """Return images as forward takes them, (n, side, side) float32 in [0, 1]. images: (n, side,
+    side) uint8, or (n, 28, 28), which are placed at the center"""
     margin = (SIDES[config.task] - images.shape[1]) // 2
     return np.pad(images, ((0, 0), (margin, margin), (margin, margin))) / np.float32(255)
 
 
 def read_affnist(folder):
-    """Yield affNIST's own test digits, file by file, in dicts: images (n, 40, 40) uint8 and labels (n,) int64. folder:
-    holds test_batches/1.mat, 2.mat, ... Raise InputError if files or SciPy are missing, or a file is damaged"""
+    """Yield affNIST's own test digits, file by file, in dicts: images (n, 40, 40) uint8 and labels
+    (n,) int64.
+    folder: holds test_batches/1.mat, 2.mat, ... Raise InputError if files or SciPy are missing, or
+    a file is damaged"""
+    remedy = "Give a folder with test_batches, and SciPy"
     try:
         from scipy.io import loadmat
-        where = Path(os.path.expanduser(folder), "test_batches")
-        for path in sorted(where.glob("[0-9]*.mat"), key=lambda path: int(path.stem)) or [where / "1.mat"]:
+    except ImportError as error:
+        raise InputError(f"--affnist-dir {folder}: {error}. {remedy}") from None
+    where = Path(os.path.expanduser(folder), "test_batches")
+    paths = sorted(where.glob("[0-9]*.mat"), key=lambda path: int(path.stem))
+    for path in paths or [where / "1.mat"]:
+        try:
             digits = loadmat(str(path), squeeze_me=True, struct_as_record=False)["affNISTdata"]
-            images = digits.image.reshape(1600, -1).T.reshape(-1, 40, 40)
-            labels = np.reshape(digits.label_int, len(images)).astype(np.int64)
-            if images.dtype != np.uint8 or labels.min() < 0 or labels.max() > 9:
-                raise ValueError(f"{path.name} holds no digits")
-            yield {"images": images, "labels": labels}
-    except Exception as error:                 # SciPy does not document which exceptions a damaged file can raise
-        fault = getattr(error, "strerror", None) or error
-        raise InputError(f"--affnist-dir {folder}: {fault}. Give a folder with test_batches, and SciPy") from None
+            images, labels = digits.image, np.atleast_1d(digits.label_int)
+        except Exception as error:             # undocumented: what a damaged file makes SciPy raise
+            fault = getattr(error, "strerror", None) or error
+            raise InputError(f"--affnist-dir {folder}: {fault}. {remedy}") from None
+        has_digits = images.dtype == np.uint8 and images.size == 1600 * len(labels) > 0
+        if not has_digits or labels.min() < 0 or labels.max() > 9:
+            raise InputError(f"--affnist-dir {folder}: {path.name} holds no digits. {remedy}")
+        yield {"images": images.reshape(1600, -1).T.reshape(-1, 40, 40),
+               "labels": labels.astype(np.int64)}
 
 
-# -------------------------------------------------------------- the paper: capsules, routing, losses
-# The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before input capsule i. A
-# forward function returns its output and a cache, which is what the backward function needs; the backward function
-# returns the gradients of the forward function's arguments, in their order.
+# ---------------------------------------------------------- the paper: capsules, routing, losses
+# The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before
+# input capsule i. A forward function returns its output and a cache, which is what the backward
+# function needs; the backward function returns the gradients of the forward function's arguments,
+# in their order.
 
-SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is near 0, not 0/0
+SQUASH_EPS = 1e-9                  # added inside the square root of a norm, so that a zero vector's
+                                   # gradient is near 0, not 0/0
 
 
 def squash_forward(s):
@@ -852,12 +1001,14 @@ def margin_loss(lengths, present):
 def add_coordinates_forward(u, centers):
     """Append coordinates to each capsule, as two elements that are scaled by its length.
 
-    u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the positions' receptive
-    fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation matrices with two more rows then add
-    learned multiples of the coordinates to the votes: a variant of the coordinate addition of Hinton et al. 2018, which
-    adds them to two fixed elements. The scaling lets a capsule that sees nothing add nothing."""
+    u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the
+    positions' receptive fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation
+    matrices with two more rows then add learned multiples of the coordinates to the votes: a
+    variant of the coordinate addition of Hinton et al. 2018, which adds them to two fixed elements.
+    The scaling lets a capsule that sees nothing add nothing."""
     lengths, cache = lengths_forward(u)                                                 # (N, I)
-    positions = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)  # (I, 2)
+    n_types = u.shape[1] // len(centers)
+    positions = np.repeat(centers.astype(u.dtype), n_types, axis=0)                     # (I, 2)
     return np.concatenate([u, lengths[..., None] * positions], -1), (cache, positions)
 
 
@@ -869,15 +1020,18 @@ def add_coordinates_backward(dout, cache):
 
 
 def uniform_routing_forward(u, W):
-    """Compute the weighted sums of the votes in one routing iteration, s (N, J, D), without computing the votes.
+    """Compute the weighted sums of the votes in one routing iteration, s (N, J, D), without
+    computing the votes.
 
-    With uniform coupling coefficients, 1/J, a transformation matrix can be applied after the sum over the n capsules
-    that share it (Eq. 2): s_j = 1/J sum_t W_tj (u_t1 + ... + u_tn), with the n capsules of type t.
-    u: primary capsules, (N, I, E), I = n * B ordered (position, type). W: (B, E, J, D); with one matrix per capsule,
-    every capsule counts as a type: B = I, n = 1."""
-    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    With uniform coupling coefficients, 1/J, a transformation matrix can be applied after the sum
+    over the n capsules that share it (Eq. 2): s_j = 1/J sum_t W_tj (u_t1 + ... + u_tn), with the n
+    capsules of type t. u: primary capsules, (N, I, E), I = n * B ordered (position, type). W: (B,
+    E, J, D); with one matrix per capsule, every capsule counts as a type: B = I, n = 1."""
+    N, I, E = u.shape
+    B, _, J, D = W.shape
     sums = u.reshape(N, I // B, B * E).sum(1)
-    return (np.matmul(sums, W.reshape(B * E, J * D)) / J).reshape(N, J, D), (u.shape, sums, W)
+    s = np.matmul(sums, W.reshape(B * E, J * D)) / J
+    return s.reshape(N, J, D), (u.shape, sums, W)
 
 
 def uniform_routing_backward(ds, cache):
@@ -885,8 +1039,9 @@ def uniform_routing_backward(ds, cache):
     (N, I, E), sums, W = cache
     B, _, J, D = W.shape
     ds = (ds / J).reshape(N, J * D)
-    du, dW = ds @ W.reshape(B * E, J * D).T, sums.T @ ds
-    return np.broadcast_to(du[:, None], (N, I // B, B * E)).reshape(N, I, E), dW.reshape(W.shape)
+    dsums = ds @ W.reshape(B * E, J * D).T                                              # (N, B*E)
+    du = np.broadcast_to(dsums[:, None], (N, I // B, B * E)).reshape(N, I, E)
+    return du, (sums.T @ ds).reshape(W.shape)
 
 
 def reconstruction_loss(recon, target):
@@ -896,21 +1051,21 @@ def reconstruction_loss(recon, target):
     error = recon - target
     return float(np.vdot(error, error)) / len(recon), error * (2 / len(recon))
 
-
 def cross_entropy(scores, labels):
     """Compute the cross-entropy loss, -log softmax(scores)[label], averaged over the batch.
 
     scores: (N, J); labels: (N,) int. Return the loss, a float, and dscores, (N, J)."""
+    N, J = scores.shape
     log_p = scores - scores.max(1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
-    dscores = (np.exp(log_p) - np.eye(len(log_p[0]), dtype=log_p.dtype)[labels]) / len(labels)
-    return -float(log_p[np.arange(len(labels)), labels].sum()) / len(labels), dscores
+    dscores = (np.exp(log_p) - np.eye(J, dtype=log_p.dtype)[labels]) / N
+    return -float(log_p[np.arange(N), labels].sum()) / N, dscores
 
 
 def classification_loss(out, batch, config):
-    """Compute the classification loss: the margin loss on the lengths, or the cross-entropy of a CNN's logits or of the
-    logarithms of lengths, p_j = |v_j| / sum_k |v_k|.
-    out: the result of forward. batch: a dict with labels, (N,). Return the loss, a float, and dscores, (N, J)."""
+    """Compute the classification loss: the margin loss on the lengths, or the cross-entropy of a
+    CNN's logits or of the logarithms of lengths, p_j = |v_j| / sum_k |v_k|. out: the result of
+    forward. batch: a dict with labels, (N,). Return the loss, a float, and dscores, (N, J)."""
     scores, labels = out["scores"], batch["labels"]
     if config.loss == "margin":
         return margin_loss(scores, np.eye(config.n_classes, dtype=scores.dtype)[labels])
@@ -928,208 +1083,369 @@ def loss_name(config):
 # -------------------------------------------------------------- the networks
 
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
-VOTE_SUM_GAIN = 16.0               # initial variance of the sum of a digit's votes / variance of primary capsules
-TYPES = {"deep": 16, "small": 8, "paper": 32}                  # of primary capsules
+VOTE_SUM_GAIN = 16.0               # initial variance of the sum of a digit's votes / variance of
+                                   # primary capsules
+TYPES = {"deep": 16, "small": 8, "paper": 32}                  # of primary capsules, by --preset
+DECODER = {"deep": (256, 512), "small": (256, 512), "paper": (512, 1024)}      # hidden units
 
-
+# A convolution, in this order: valid, with F channels and a KxK kernel; a normalization or a bias;
+# 2x2 max pooling if `pool`; a ReLU, but for PrimaryCaps.
 Conv = collections.namedtuple("Conv", "name F K stride pool", defaults=(3, 1, False))
 
 
 def convolutions(config):
-    """Return the convolutions of a network. The last one of a capsule network is PrimaryCaps; in its place, networks of
-    class vectors compute ten vectors per position"""
+    """Return the convolutions of a network. The last one of a capsule network is PrimaryCaps; in
+    its place, networks of class vectors compute a vector per class and position"""
+    return convolutions_of_width(config, matched_width(config))
+
+
+def convolutions_of_width(config, width):
+    """Return the convolutions of a network; width: of a CNN, see matched_width"""
     first = config.conv1_channels
-    if config.model == "cnn":                                          # in the paper 256, 256 and 128 channels
+    if config.model == "cnn":                               # in the paper 256, 256 and 128 channels
         return Conv("conv1", first, 5), Conv("conv2", first, 5), Conv("conv3", -(-first // 2), 5)
-    primary = config.n_classes * D if config.model in VECTORS else TYPES[config.preset] * E
+    n_types = TYPES[config.preset]
     if config.model == "capsnet" and config.preset != "deep":
-        return Conv("conv1", first, 9), Conv("primary", primary, 9, 2)
-    conv5 = matched_width(config) if config.model in POOLED_CNNS else 128
+        return Conv("conv1", first, 9), Conv("primary", n_types * E, 9, 2)
+    conv5 = width if config.model in POOLED_CNNS else 128
     convs = (Conv("conv1", first), Conv("conv2", first, pool=True),
              Conv("conv3", 64), Conv("conv4", 64, pool=True),
              Conv("conv5", conv5))
-    if config.model in CNNS:
-        return convs
-    return (*convs, Conv("primary", primary, 1))
+    if config.model in ROUTED:
+        return (*convs, Conv("primary", n_types * E, 1))
+    if config.model in VECTORS:
+        return (*convs, Conv("primary", config.n_classes * D, 1))
+    return convs
 
 
-def param_shapes(config):
-    """Return {name: shape} of the parameters, in the order in which init_params draws them"""
-    shapes, channels, J, positions = {}, 1, config.n_classes, len(receptive_field_centers(config))
-
-    def dense(name, *units):
-        for k in range(1, len(units)):
-            shapes.update({f"{name}{k}_w": units[k - 1:k + 1], f"{name}{k}_b": units[k:k + 1]})
-    for conv in convolutions(config):
-        shapes[conv.name + "_w"] = (conv.K, conv.K, channels, conv.F) if shapes else (1, conv.K, conv.K, conv.F)
-        for name in ("_norm_gamma", "_norm_beta") if config.norm == "batch" else ("_b",):
-            shapes[conv.name + name] = (conv.F,)
-        channels = conv.F
-    if config.model == "capsnet":
-        shapes["W"] = (positions * TYPES[config.preset], E, J, D)
-    elif config.model == "capsnet-shared":
-        shapes |= {"W": (TYPES[config.preset], E, J, D), "coordinate_W": (2, J, D)}
-    elif config.model in CNNS:
-        dense("fc", channels * (1 if config.model in POOLED_CNNS else positions), *hidden_units(config), J)
-    if config.recon_weight:
-        dense("dec", J * D, *((512, 1024) if config.preset == "paper" else (256, 512)), SIDES[config.task] ** 2)
-    return shapes
-
-
-def hidden_units(config):
-    """Return the numbers of units of a CNN's hidden layers; of cnn 328 and 192 in the paper"""
-    width = matched_width(config)
-    return {"cnn": (width, -(-width * 192 // 328)), "cnn-dense": (width,)}.get(config.model, ())
-
-
-@functools.cache
-def matched_width(config):
-    """Return the width at which a CNN has about as many parameters as the preset's capsule network without decoder:
-    channels of Conv5 of POOLED_CNNS, which are matched to capsnet-shared, units of the first hidden layer of the
-    others, which are matched to capsnet with their padding; config.width, where it is set"""
-    if config.width or config.model not in CNNS:
-        return config.width
-
-    def size(width, **more):
-        return sum(map(math.prod, param_shapes(dataclasses.replace(config, width=width, **more)).values()))
-    target = size(0, model="capsnet" + "-shared" * (config.model in POOLED_CNNS), conv1_channels=None, recon_weight=0.0)
-    above = bisect_left(range(1, 65536), target, key=size) + 1            # the least width with at least target weights
-    if above == 1:
-        raise InputError("--conv1-channels: this CNN is larger than the capsule network. Lower it")
-    return min((above - 1, above), key=lambda width: abs(size(width) - target))
+def field_grid(convs, side):
+    """Return the side of the output of some convolutions, px, and where the centers of its
+    receptive fields lie along an axis of their input, whose side is `side`: the first center and
+    the distance of two, px"""
+    first, distance = 0, 1
+    for conv in convs:
+        windows = [(conv.K, conv.stride)]
+        if conv.pool:
+            windows.append((2, 2))
+        for K, stride in windows:
+            side = (side - K) // stride + 1
+            first += distance * (K - 1) / 2
+            distance *= stride
+    return side, first, distance
 
 
 @functools.cache
 def receptive_field_centers(config):
-    """Return the centers (x, y) of the receptive fields of the last convolution, from -1 to 1 over the image without
-    its padding, (positions, 2), row by row"""
+    """Return the centers (x, y) of the receptive fields of the last convolution, from -1 to 1 over
+    the image without its padding, (positions, 2), row by row"""
     inner = SIDES[config.task]
-    side, offset, step = inner + 2 * config.padding, -config.padding, 1     # px: first center, distance of two centers
-    windows = (w for conv in convolutions(config) for w in [(conv.K, conv.stride)] + [(2, 2)] * conv.pool)
-    for K, stride in windows:
-        side, offset, step = (side - K) // stride + 1, offset + step * (K - 1) / 2, step * stride
-    along = (offset + step * np.arange(side) - (inner - 1) / 2) / (inner / 2)
+    side, first, distance = field_grid(convolutions(config), inner + 2 * config.padding)
+    pixels = first - config.padding + distance * np.arange(side)           # in the image
+    along = (pixels - (inner - 1) / 2) / (inner / 2)
     return np.stack([np.tile(along, side), np.repeat(along, side)], 1)
 
 
-def init_params(config):
-    """Draw the initial parameters: {name: float32 array}, as param_shapes says.
+# How a parameter starts: normal, with this variance, or as a constant, whichever is not None
+Parameter = collections.namedtuple("Parameter", "shape variance constant")
 
-    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization; not PrimaryCaps),
-    VOTE_SUM_GAIN / fan-in for the transformation matrices, whose fan-in is all elements of all primary capsules, and
-    1 / fan-in elsewhere. Biases and the normalizations' shifts are 0, the normalizations' scales are 1."""
-    rng, params, shapes = rng_for(config.seed, INIT), {}, param_shapes(config)
-    last = [name for name in shapes if name.endswith("_w")][-1]                         # outputs scores, or pixels
-    gains = {"W": VOTE_SUM_GAIN, "coordinate_W": VOTE_SUM_GAIN, "primary_w": 1, last: 1}
-    votes = E * len(receptive_field_centers(config)) * TYPES[config.preset]     # a digit capsule sums all these numbers
-    for name, shape in shapes.items():
-        fan_in = {"W": votes, "coordinate_W": votes, "dec1_w": D}.get(name, math.prod(shape[:-1]))
-        if name.endswith(("_b", "_gamma", "_beta")):
-            params[name] = np.full(shape, name.endswith("_gamma"), np.float32)
+
+def constant(value, n):
+    """Return the Parameter of n numbers that start at a value"""
+    return Parameter((n,), None, value)
+
+
+def normal(shape, gain, fan_in=None):
+    """Return the Parameter of normal weights with variance gain / fan-in. fan_in: the number of
+    inputs that are added up; None: all axes of the shape but the last"""
+    if fan_in is None:
+        fan_in = math.prod(shape[:-1])
+    return Parameter(shape, gain / fan_in, None)
+
+
+def dense_layers(name, units, fan_in=None):
+    """Return {name: Parameter} of dense layers between these numbers of units, with ReLUs between
+    them. The gain is 2 where a ReLU follows, else 1. fan_in: of the first layer, if not all of its
+    inputs differ from 0"""
+    table = {}
+    n_layers = len(units) - 1
+    for k in range(1, n_layers + 1):
+        gain = 1 if k == n_layers else 2
+        table[f"{name}{k}_w"] = normal(units[k - 1:k + 1], gain, fan_in if k == 1 else None)
+        table[f"{name}{k}_b"] = constant(0, units[k])
+    return table
+
+
+def parameters(config):
+    """Return {name: Parameter} of a network, in the order in which init_params draws them"""
+    return parameters_of_width(config, matched_width(config))
+
+
+def parameters_of_width(config, width):
+    """Return {name: Parameter} of a network; width: of a CNN, see matched_width.
+
+    The gain is 2 where a ReLU follows (He initialization; not PrimaryCaps), VOTE_SUM_GAIN for the
+    transformation matrices, whose fan-in is all elements of all primary capsules, and 1
+    elsewhere."""
+    table = {}
+    convs = convolutions_of_width(config, width)
+    channels = 1
+    for conv in convs:
+        shape = (conv.K, conv.K, channels, conv.F)
+        if conv.name == "conv1":                               # as im2col_rows makes it
+            shape = (1, conv.K, conv.K, conv.F)
+        table[conv.name + "_w"] = normal(shape, 1 if conv.name == "primary" else 2)
+        if config.norm == "batch":
+            table[conv.name + "_norm_gamma"] = constant(1, conv.F)
+            table[conv.name + "_norm_beta"] = constant(0, conv.F)
         else:
-            params[name] = rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(gains.get(name, 2) / fan_in))
+            table[conv.name + "_b"] = constant(0, conv.F)
+        channels = conv.F
+    J = config.n_classes
+    side, _, _ = field_grid(convs, SIDES[config.task] + 2 * config.padding)
+    n_positions = side * side
+    if config.model in ROUTED:
+        n_types = TYPES[config.preset]
+        n_matrices = n_types if config.model == "capsnet-shared" else n_types * n_positions
+        n_elements = n_positions * n_types * E
+        table["W"] = normal((n_matrices, E, J, D), VOTE_SUM_GAIN, fan_in=n_elements)
+        if config.model == "capsnet-shared":
+            table["coordinate_W"] = normal((2, J, D), VOTE_SUM_GAIN, fan_in=n_elements)
+    elif config.model in CNNS:
+        n_features = channels if config.model in POOLED_CNNS else channels * n_positions
+        table |= dense_layers("fc", (n_features, *hidden_units(config.model, width), J))
+    if config.recon_weight:
+        first, second = DECODER[config.preset]
+        n_pixels = SIDES[config.task] ** 2
+        # All inputs but D are masked
+        table |= dense_layers("dec", (J * D, first, second, n_pixels), fan_in=D)
+    return table
+
+
+def hidden_units(model, width):
+    """Return the numbers of units of the hidden layers of a CNN, whose first one has `width`
+    units"""
+    if model == "cnn":
+        return width, -(-width * 192 // 328)                   # in the paper 328 and 192
+    if model == "cnn-dense":
+        return (width,)
+    return ()
+
+
+@functools.cache
+def matched_width(config):
+    """Return the width at which a CNN has about as many parameters as the preset's capsule network
+    without decoder: channels of Conv5 of POOLED_CNNS, which are matched to capsnet-shared, units of
+    the first hidden layer of the others, which are matched to capsnet with their padding;
+    config.width, where it is set; else 0"""
+    if config.width or config.model not in CNNS:
+        return config.width
+    capsnet = dataclasses.replace(
+        config, model="capsnet-shared" if config.model in POOLED_CNNS else "capsnet",
+        conv1_channels=None, recon_weight=0.0)
+
+    def size(width):
+        return n_weights(parameters_of_width(config, width))
+
+    target = n_weights(parameters_of_width(capsnet, 0))
+    # The least width that has as many parameters or more
+    above = 1 + bisect_left(range(1, 65536), target, key=size)
+    if above == 1:
+        raise InputError("--conv1-channels: this CNN is larger than the capsule network. Lower it")
+    if target - size(above - 1) <= abs(size(above) - target):
+        return above - 1
+    return above
+
+
+def n_weights(table):
+    """Return how many numbers the Parameters of a table have"""
+    return sum(math.prod(p.shape) for p in table.values())
+
+
+def param_shapes(config):
+    """Return {name: shape} of the parameters of a network"""
+    return {name: p.shape for name, p in parameters(config).items()}
+
+
+def init_params(config):
+    """Draw the initial parameters of a network: {name: float32 array}; see parameters_of_width"""
+    rng = rng_for(config.seed, INIT)
+    params = {}
+    for name, p in parameters(config).items():
+        if p.constant is None:
+            noise = rng.standard_normal(p.shape, np.float32)
+            params[name] = noise * np.float32(np.sqrt(p.variance))
+        else:
+            params[name] = np.full(p.shape, p.constant, np.float32)
     return params
 
 
-def loss_and_grads(params, batch, config, share=1.0):
-    """Compute the losses and all gradients of a batch (see to_batch), or of one shard of it. Pure function.
+def normalized_kernels(config):
+    """Return the names of the kernels that are followed by a normalization"""
+    if config.norm == "none":
+        return []
+    return [conv.name + "_w" for conv in convolutions(config)]
 
-    share: the shard's share of its batch. All losses and gradients are means over the shard times share, so that they
-    add up to means over the batch. Return (terms, grads, statistics). terms: loss, what is minimized, = margin (or
-    cross_entropy) + recon_weight * recon, the summed squared error; and accuracy, the fraction of digits correctly
-    classified. grads: a dict with the keys of params. statistics: the mean and the variance that each normalization
-    used."""
-    statistics, grads, dv, labels = {}, {}, 0, batch["labels"]
-    out, caches = forward(params, batch["images"], config, labels, statistics, batch.get("dropout_mask"))
+def loss_and_grads(params, batch, config, share=1.0):
+    """Compute the losses and all gradients of a batch (see to_batch), or of one shard of it. Pure
+    function.
+
+    share: the shard's share of the samples in its batch. All losses and gradients are means over
+    the shard times share, so that they add up to means over the batch.
+
+    Return three dicts: terms, grads and statistics. terms:
+      loss       what is minimized: margin + recon_weight * recon
+      margin     the classification loss; cross_entropy in its place where that is --loss
+      recon      the summed squared error; only with a decoder
+      accuracy   the fraction of images that are correctly classified
+    grads has the keys of params. statistics: the mean and the variance that each normalization
+    used, {name: (C,)}."""
+    labels = batch["labels"]
+    statistics = {}
+    dropout_mask = batch.get("dropout_mask")
+    out, caches = forward(params, batch["images"], config, labels, statistics, dropout_mask)
     convs_cache, head_cache, decoder_cache = caches
-    loss, dscores = classification_loss(out, batch, config)
-    terms = {"loss": loss * share, loss_name(config): loss * share}
+
+    classification, dscores = classification_loss(out, batch, config)
+    terms = {"loss": classification * share, loss_name(config): classification * share}
+    grads = {}
+    dv = 0
     if "recon" in out:
         recon, drecon = reconstruction_loss(out["recon"], batch["images"][:, None])
-        terms |= {"loss": (loss + config.recon_weight * recon) * share, "recon": recon * share}
+        terms["loss"] = (classification + config.recon_weight * recon) * share
+        terms["recon"] = recon * share
         dv = decoder_backward(drecon * (config.recon_weight * share), decoder_cache, grads)
-    dx = HEADS[config.model][1](dscores * share, dv, head_cache, config, grads)
+    terms["accuracy"] = (out["scores"].argmax(1) == labels).mean() * share
+
+    _, head_backward = HEADS[config.model]
+    dx = head_backward(dscores * share, dv, head_cache, config, grads)
     convolutions_backward(dx, convs_cache, grads)
-    return terms | {"accuracy": (out["scores"].argmax(1) == labels).mean() * share}, grads, statistics
+    return terms, grads, statistics
 
 
 def forward(params, images, config, digits=None, statistics=None, dropout_mask=None):
     """Compute the outputs of the network and a cache for backward.
 
-    images: (N, side, side), pixel values in [0, 1]. digits: (N,), whose capsules are decoded; None for the longest.
-    statistics: a dict in training, which receives the mean and variance of each normalization; None in evaluation,
-    which uses the running ones in params. dropout_mask: (N, units), of a CNN in training.
+    images: (N, side, side), pixel values in [0, 1]. digits: (N,), whose capsules are decoded; None
+    for the longest. statistics: a dict in training, which receives the mean and variance of each
+    normalization; None in evaluation, which uses the running ones in params. dropout_mask: (N,
+    units), of a CNN in training.
 
-    Return out and the cache. out is a dict of
-      scores  (N, J), by which classes are predicted: the lengths of the class vectors; of a CNN logits
-      v       class vectors, (N, J, D): digit capsules or, of vector-gap and vector-gmp, vectors; not of a CNN
+    Return out and the caches of convolutions, head and decoder. out is a dict of
+      scores  (N, J), by which classes are predicted: the lengths of the class vectors; of a CNN
+              logits
+      v       class vectors, (N, J, D): digit capsules or, of vector-gap and vector-gmp, vectors;
+              not of a CNN
       recon   the reconstruction, (N, 1, side, side); only with a decoder
-      u       primary capsules, (N, I, E), with I in the order (row, column, type); only of capsnet and capsnet-shared
+      u       primary capsules, (N, I, E), with I in the order (row, column, type); only of capsnet
+              and capsnet-shared
     """
-    x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
-    out, head_cache = HEADS[config.model][0](params, x, config, dropout_mask)
+    head_forward, _ = HEADS[config.model]
+    x, convs_cache = convolutions_forward(params, images, config, statistics)   # (N, side, side, C)
+    out, head_cache = head_forward(params, x, config, dropout_mask)
     decoder_cache = None
     if config.recon_weight:
-        digits = out["scores"].argmax(1) if digits is None else digits
+        if digits is None:
+            digits = out["scores"].argmax(1)
         out["recon"], decoder_cache = decoder_forward(params, out["v"], digits[:, None])
     return out, (convs_cache, head_cache, decoder_cache)
 
 
 def convolutions_forward(params, images, config, statistics):
-    """Pad the images and compute all convolutions, each with a normalization or a bias, max pooling where it has it,
-    and a ReLU; PrimaryCaps has none. Return x (N, side, side, C) and a cache"""
-    p, caches = config.padding, []
-    x = im2col_rows(np.pad(images, ((0, 0), (p, p), (p, p))), params["conv1_w"].shape[1])        # (H, N, W, C)
+    """Pad the images and compute all convolutions (see Conv). Return x (N, side, side, C) and a
+    cache: for each convolution the Conv, the caches of its parts and its output. statistics: see
+    forward"""
+    p = config.padding
+    padded = np.pad(images, ((0, 0), (p, p), (p, p)))
+    x = im2col_rows(padded, params["conv1_w"].shape[1])                               # (H, N, W, C)
+    caches = []
     for conv in convolutions(config):
         x, conv_cache = conv2d_forward(x, params[conv.name + "_w"], conv.stride)
-        norm, norm_cache = conv.name + "_norm", None
+        norm_cache = pool_cache = None
         if config.norm == "batch":
-            running = [params[norm + part] for part in STATISTICS] if statistics is None else None
-            x, found, norm_cache = norm_forward(x, params[norm + "_gamma"], params[norm + "_beta"], running)
-            if statistics is not None:
-                statistics.update({norm + part: value for part, value in zip(STATISTICS, found)})
+            x, norm_cache = conv_norm_forward(params, x, conv.name + "_norm", statistics)
         else:
             x += params[conv.name + "_b"]
-        x, pool_cache = max_pool_forward(x) if conv.pool else (x, None)
-        x = np.maximum(x, 0, out=x) if conv.name != "primary" else x
+        if conv.pool:
+            x, pool_cache = max_pool_forward(x)
+        if conv.name != "primary":
+            np.maximum(x, 0, out=x)       # also in pool_cache, which holds x: see max_pool_backward
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
-    return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
+    return x.swapaxes(0, 1), caches                                             # (N, side, side, C)
 
 
-def recompute_statistics(state, data, config, n):
-    """Return the statistics of all normalizations over n training samples (precise batch normalization), {name: array}:
-    layer by layer, so that each layer sees what those before it compute in evaluation.
-
-    In some long runs the running statistics, gathered while earlier layers used those of 16 samples, do not fit."""
-    chunk, statistics = next(iter(epoch_samples(data, config.n_epochs, config))), {}
-    images = to_batch(chunk, np.arange(len(chunk["labels"]))[:n])["images"]
-    convolutions_forward(weights_of(state), images, config, statistics)
-    return statistics
-
+def conv_norm_forward(params, x, name, statistics):
+    """Compute the normalization of this name; statistics: see forward. Return y and a cache"""
+    running = None
+    if statistics is None:
+        running = params[name + "_mean"], params[name + "_var"]
+    y, found, cache = norm_forward(x, params[name + "_gamma"], params[name + "_beta"], running)
+    if statistics is not None:
+        statistics[name + "_mean"], statistics[name + "_var"] = found
+    return y, cache
 
 def convolutions_backward(dx, caches, grads, need_dx=False):
-    """Put the gradients of all convolutions into grads. dx: (N, side, side, C). Return the gradient with
-    respect to im2col_rows' output, (H-K+1, N, W, K), or None unless needed"""
-    dx = dx.swapaxes(0, 1)                                                              # (H, N, W, C)
+    """Put the gradients of all convolutions into grads. dx: (N, side, side, C). Return the gradient
+    with respect to im2col_rows' output, (H-K+1, N, W, K), or None unless needed"""
+    dx = dx.swapaxes(0, 1)                                                            # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
-        dx = dx * (y > 0) if conv.name != "primary" else dx
-        dx = max_pool_backward(dx, pool_cache) if conv.pool else dx
-        if norm_cache:
-            dx, grads[conv.name + "_norm_gamma"], grads[conv.name + "_norm_beta"] = norm_backward(dx, norm_cache)
-        else:
+        if conv.name != "primary":
+            dx = dx * (y > 0)
+        if conv.pool:
+            dx = max_pool_backward(dx, pool_cache)
+        if norm_cache is None:
             grads[conv.name + "_b"] = dx.reshape(-1, conv.F).sum(0)
-        dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx or conv.name != "conv1")
+        else:
+            dx, dgamma, dbeta = norm_backward(dx, norm_cache)
+            grads[conv.name + "_norm_gamma"] = dgamma
+            grads[conv.name + "_norm_beta"] = dbeta
+        is_first = conv.name == "conv1"
+        dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx or not is_first)
     return dx
 
 
-# Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx and puts the
-# gradients of its parameters into grads. dropout_mask: only of CNNs, in training. dv: the decoder's gradient, or 0.
+def recompute_statistics(state, data, config, n):
+    """Return the statistics of all normalizations over n training samples (precise batch
+    normalization), {name: array}: layer by layer, so that each layer sees what those before it
+    compute in evaluation.
+
+    In some long runs the running statistics, gathered while earlier layers used those of 16
+    samples, do not fit."""
+    chunk = next(iter(epoch_samples(data, config.n_epochs, config)))
+    rows = np.arange(len(chunk["labels"]))[:n]
+    statistics = {}
+    convolutions_forward(weights_of(state), to_batch(chunk, rows)["images"], config, statistics)
+    return statistics
+
+# Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx
+# and puts the gradients of its parameters into grads. dropout_mask: only of CNNs, in training. dv:
+# the decoder's gradient, or 0.
+
+def same_forward(s):
+    """Return s, and no cache: what takes the place of a squash"""
+    return s, None
+
+
+def same_backward(dv, cache):
+    return dv
+
+
+def relu_forward(s):
+    """Return max(s, 0) and a cache"""
+    return np.maximum(s, 0), s
+
+
+def relu_backward(dv, s):
+    return dv * (s > 0)
+
 
 SQUASH = squash_forward, squash_backward
-PLAIN = (lambda s: (s, None)), (lambda dv, cache: dv)
-RELU = (lambda s: (np.maximum(s, 0), s)), (lambda dv, s: dv * (s > 0))
-SQUASHES = {                       # for each --squash: (forward, backward) of primary and of class capsules
-    "all": (SQUASH, SQUASH), "last": (PLAIN, SQUASH), "none": (PLAIN, PLAIN), "relu": (RELU, PLAIN)}
+PLAIN = same_forward, same_backward
+RELU = relu_forward, relu_backward
+SQUASHES = {               # for each --squash: (forward, backward) of primary and of class capsules
+    "all": (SQUASH, SQUASH),
+    "last": (PLAIN, SQUASH),
+    "none": (PLAIN, PLAIN),
+    "relu": (RELU, PLAIN)}
 
 
 def capsnet_head_forward(params, x, config, dropout_mask):
@@ -1137,14 +1453,16 @@ def capsnet_head_forward(params, x, config, dropout_mask):
     (primary_squash, _), (class_squash, _) = SQUASHES[config.squash]
     u, squash_cache = primary_squash(x.reshape(len(x), -1, E))                          # (N, I, E)
     inputs, W, coordinates_cache = u, params["W"], None
-    if config.model == "capsnet-shared":
-        inputs, coordinates_cache = add_coordinates_forward(u, receptive_field_centers(config))     # (N, I, E + 2)
-        W = np.concatenate([W, np.stack([params["coordinate_W"]] * len(W))], 1)
+    if config.model == "capsnet-shared":                       # coordinates are two elements more
+        centers = receptive_field_centers(config)
+        inputs, coordinates_cache = add_coordinates_forward(u, centers)              # (N, I, E + 2)
+        coordinate_W = np.stack([params["coordinate_W"]] * len(W))
+        W = np.concatenate([W, coordinate_W], 1)                                  # (B, E + 2, J, D)
     if config.routing_iters == 1:
         s, votes_cache = uniform_routing_forward(inputs, W)
         v, routing_cache = class_squash(s)                                              # (N, J, D)
     else:
-        u_hat, votes_cache = votes_forward(inputs, W)                                   # (N, J, I, D)
+        u_hat, votes_cache = votes_forward(inputs, W)                                 # (N, J, I, D)
         v, routing_cache = routing_forward(u_hat, config.routing_iters, class_squash)   # (N, J, D)
     lengths, lengths_cache = lengths_forward(v)                                         # (N, J)
     cache = x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache
@@ -1169,9 +1487,10 @@ def capsnet_head_backward(dscores, dv, cache, config, grads):
 
 
 def pooled_vectors_head_forward(params, x, config, dropout_mask):
-    """Ten vectors per position are averaged over the positions, or their maximum is taken, and squashed."""
-    pooled, pool_cache = features_forward(x, config)
+    """A vector per class and position is averaged over the positions, or its maximum is taken, and
+    squashed."""
     _, (class_squash, _) = SQUASHES[config.squash]
+    pooled, pool_cache = features_forward(x, config)                                    # (N, J*D)
     v, squash_cache = class_squash(pooled.reshape(len(x), -1, D))
     lengths, lengths_cache = lengths_forward(v)
     return {"scores": lengths, "v": v}, (pool_cache, squash_cache, lengths_cache)
@@ -1185,82 +1504,113 @@ def pooled_vectors_head_backward(dscores, dv, cache, config, grads):
     return features_backward(ds.reshape(len(ds), -1), pool_cache)
 
 
+N_DENSE = {"cnn": 3, "cnn-dense": 2, "cnn-gap": 1, "cnn-gmp": 1}           # dense layers
+
+
 def cnn_head_forward(params, x, config, dropout_mask):
     """Dense layers, with ReLUs between them and, in training, dropout before the last one."""
     y, features_cache = features_forward(x, config)
-    caches, gate, n_layers = [], 1, len(hidden_units(config)) + 1
-    for k in range(1, n_layers + 1):
+    caches = []
+    gate = 1                               # what the ReLU and dropout before a layer multiply with
+    last = N_DENSE[config.model]
+    for k in range(1, last + 1):
         y, cache = linear_forward(y * gate, params[f"fc{k}_w"], params[f"fc{k}_b"])
         caches.append((k, gate, cache))
-        gate = (y > 0) * dropout_mask if dropout_mask is not None and k == n_layers - 1 else y > 0     # a ReLU
+        gate = y > 0
+        if dropout_mask is not None and k == last - 1:
+            gate = gate * dropout_mask
     return {"scores": y}, (features_cache, caches)
 
 
 def cnn_head_backward(dscores, dv, cache, config, grads):
     features_cache, caches = cache
-    for k, gate, cache in reversed(caches):
-        dscores, grads[f"fc{k}_w"], grads[f"fc{k}_b"] = linear_backward(dscores, cache)
-        dscores = dscores * gate
-    return features_backward(dscores, features_cache)
+    dy = dscores
+    for k, gate, linear_cache in reversed(caches):
+        dy, grads[f"fc{k}_w"], grads[f"fc{k}_b"] = linear_backward(dy, linear_cache)
+        dy = dy * gate
+    return features_backward(dy, features_cache)
 
 
-HEADS = {**dict.fromkeys(ROUTED, (capsnet_head_forward, capsnet_head_backward)),
-         **dict.fromkeys(VECTORS, (pooled_vectors_head_forward, pooled_vectors_head_backward)),
-         **dict.fromkeys(CNNS, (cnn_head_forward, cnn_head_backward))}
+CAPSNET_HEAD = capsnet_head_forward, capsnet_head_backward
+POOLED_HEAD = pooled_vectors_head_forward, pooled_vectors_head_backward
+CNN_HEAD = cnn_head_forward, cnn_head_backward
+HEADS = {                          # by --model
+    **dict.fromkeys(ROUTED, CAPSNET_HEAD),
+    **dict.fromkeys(VECTORS, POOLED_HEAD),
+    **dict.fromkeys(CNNS, CNN_HEAD)}
 
 
 def features_forward(x, config):
-    """Return the features (N, C) that a head sees, and a cache: the mean of each channel over all positions (-gap), its
-    maximum (-gmp), or, of other models, all entries of x (N, H, W, C)."""
-    rows, shares = x.reshape(len(x), -1, x.shape[3]), None                              # (N, H*W, C)
+    """Return the features (N, C) that a head sees, and a cache: the mean of each channel over all
+    positions (-gap), its maximum (-gmp), or, of other models, all entries of x (N, H, W, C)."""
+    N, H, W, C = x.shape
+    rows = x.reshape(N, H * W, C)
     if config.model.endswith("gap"):
-        shares = np.full_like(rows, 1 / rows.shape[1])
-    elif config.model.endswith("gmp"):
-        shares = (np.arange(rows.shape[1])[:, None] == rows.argmax(1)[:, None]).astype(x.dtype)
-    return x.reshape(len(x), -1) if shares is None else (rows * shares).sum(1), (x.shape, shares)
+        shares = np.full_like(rows, 1 / (H * W))
+    elif config.model.endswith("gmp"):                         # 1 for the first maximum, else 0
+        is_maximum = np.arange(H * W)[:, None] == rows.argmax(1)[:, None]
+        shares = is_maximum.astype(x.dtype)
+    else:
+        return x.reshape(N, H * W * C), (x.shape, None)
+    return (rows * shares).sum(1), (x.shape, shares)
 
 
 def features_backward(dy, cache):
     """Return dx (N, H, W, C) from dy (N, C)."""
     shape, shares = cache
-    return (dy if shares is None else dy[:, None] * shares).reshape(shape)
+    if shares is not None:
+        dy = dy[:, None] * shares
+    return dy.reshape(shape)
+
+
+def sigmoid(x):
+    """Compute 1 / (1 + exp(-x)), by tanh so that it cannot overflow"""
+    return 0.5 * np.tanh(0.5 * x) + 0.5
 
 
 def decoder_forward(params, v, digits):
-    """Reconstruct each of digits (N, R) from its vector in v (N, J, D), the others masked: (N, R, side, side), cache"""
-    kept = np.eye(v.shape[1], dtype=v.dtype)[digits][..., None]                         # (N, R, J, 1)
-    x, caches = (v[:, None] * kept).reshape(-1, v.shape[1] * v.shape[2]), []            # (N*R, J*D)
-    for k in (1, 2, 3):
-        x, cache = linear_forward(x, params[f"dec{k}_w"], params[f"dec{k}_b"])
-        x = np.maximum(x, 0) if k < 3 else sigmoid(x)
-        caches.append((cache, x))
-    return x.reshape(*digits.shape, *[math.isqrt(x.shape[1])] * 2), (kept, caches)
+    """Reconstruct each of digits (N, R) from its vector in v (N, J, D), the others masked. Return
+    the reconstructions, (N, R, side, side), and a cache"""
+    N, J, D = v.shape
+    kept = np.eye(J, dtype=v.dtype)[digits][..., None]                                # (N, R, J, 1)
+    masked = (v[:, None] * kept).reshape(-1, J * D)                                     # (N*R, J*D)
+    y1, cache1 = linear_forward(masked, params["dec1_w"], params["dec1_b"])
+    y1 = np.maximum(y1, 0)
+    y2, cache2 = linear_forward(y1, params["dec2_w"], params["dec2_b"])
+    y2 = np.maximum(y2, 0)
+    y3, cache3 = linear_forward(y2, params["dec3_w"], params["dec3_b"])
+    y3 = sigmoid(y3)                                                                 # (N*R, pixels)
+    side = math.isqrt(y3.shape[1])
+    return y3.reshape(*digits.shape, side, side), (kept, cache1, y1, cache2, y2, cache3, y3)
 
 
 def decoder_backward(drecon, cache, grads):
     """Return dv (N, J, D), and put the gradients of the decoder's parameters into grads."""
-    kept, caches = cache
-    dx = drecon.reshape(caches[-1][1].shape)
-    for k in (3, 2, 1):
-        linear_cache, y = caches[k - 1]
-        dx = dx * (y > 0) if k < 3 else dx * y * (1 - y)
-        dx, grads[f"dec{k}_w"], grads[f"dec{k}_b"] = linear_backward(dx, linear_cache)
-    return (dx.reshape(*kept.shape[:3], -1) * kept).sum(1)
+    kept, cache1, y1, cache2, y2, cache3, y3 = cache
+    N, R, J, _ = kept.shape
+    dy3 = drecon.reshape(y3.shape) * y3 * (1 - y3)
+    dy2, grads["dec3_w"], grads["dec3_b"] = linear_backward(dy3, cache3)
+    dy1, grads["dec2_w"], grads["dec2_b"] = linear_backward(dy2 * (y2 > 0), cache2)
+    dmasked, grads["dec1_w"], grads["dec1_b"] = linear_backward(dy1 * (y1 > 0), cache1)
+    return (dmasked.reshape(N, R, J, -1) * kept).sum(1)
 
 
 # -------------------------------------------------------------- optimizers
 
 def optimizer_step(state, shard_grads, rate, config, workers):
-    """Update all parameters in place: the kernels of normalized convolutions by Muon, the others by Adam; without
-    --muon, Adam updates all. shard_grads: list of gradient dicts, which are added up. rate: the schedule's factor."""
-    params, m, v, step = state["params"], state["adam_m"], state["adam_v"], state["step"] + 1
-    kernels = [name for name in params if config.muon and name.removesuffix("_w") + "_norm_gamma" in params]
+    """Update all parameters in place: the kernels of normalized convolutions by Muon, the others by
+    Adam; without --muon, Adam updates all. shard_grads: list of gradient dicts, which are added up.
+    rate: the schedule's factor."""
+    params, m, v = state["params"], state["adam_m"], state["adam_v"]
+    step = state["step"] + 1
+    kernels = normalized_kernels(config) if config.muon > 0 else []
     others = {name: p for name, p in params.items() if name not in kernels}
     muon_step(params, shard_grads, m, kernels, config.muon * rate, workers)
     adam_step(others, shard_grads, m, v, step, config.lr * rate, workers)
-    if step % 500 == 0:            # weights without a gradient: their moments decay to denormal numbers, which are slow
-        for a in (*m.values(), *v.values()):
-            a[np.abs(a) < 1e-35] = 0
+    if step % 500 == 0:           # moments of weights without a gradient decay to denormal numbers,
+        for moments in m, v:       # which are slow
+            for a in moments.values():
+                a[np.abs(a) < 1e-35] = 0
 
 
 def schedule(config, step, n_steps):
@@ -1311,7 +1661,8 @@ def as_view(array, *shape):
 
 
 MUON_BETA, MUON_ITERS = 0.95, 5
-MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few iterations suffice
+MUON_POLYNOMIAL = 3.4445, -4.7750, 2.0315          # Jordan et al. 2024: steep at 0, so that few
+                                                   # iterations suffice
 
 
 def orthogonalize(g):
@@ -1357,9 +1708,6 @@ def muon_step(params, shard_grads, momentum, names, relative_step, workers):
     list(workers.map(update, names))
 
 
-STATISTICS = "_mean", "_var"       # ends of the names of the running statistics
-
-
 def update_running_statistics(running, shard_statistics, step):
     """Update running means and variances in place with the statistics of some shards, in order. A
     shard's weight is 9 / (step + 9), later 0.01, so that initial values and those of young weights
@@ -1371,8 +1719,8 @@ def update_running_statistics(running, shard_statistics, step):
 
 
 # -------------------------------------------------------------- layers
-# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows, of all images, is
-# contiguous.
+# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows,
+# of all images, is contiguous.
 
 def im2col_rows(x, K):
     """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels, (H-K+1, N,
@@ -1447,17 +1795,6 @@ def conv2d_backward(dy, cache, need_dx=True):
     return col2im(dcols, shape, Kw, stride), dw
 
 
-@functools.cache
-def sgemm():
-    """Return cblas_sgemm of NumPy's OpenBLAS, or None if NumPy has another BLAS"""
-    function = getattr(openblas(), "scipy_cblas_sgemm64_", None)
-    if function is not None:
-        enum, size, real, address = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-        function.argtypes = [enum, enum, enum, size, size, size, real, address, size, address, size,
-                             real, address, size]
-    return function
-
-
 def add_product(a, b, out):
     """Compute out += a @ b. With NumPy's OpenBLAS in one pass over memory instead of three:
     without, a step takes 1.05 to 1.2 times as long"""
@@ -1473,6 +1810,17 @@ def add_product(a, b, out):
         order_of_b, step_of_b = transposed, K
     sgemm()(row_major, as_it_is, order_of_b, M, F, K, 1, a.ctypes.data, K, b.ctypes.data, step_of_b,
             1, out.ctypes.data, F)
+
+
+@functools.cache
+def sgemm():
+    """Return cblas_sgemm of NumPy's OpenBLAS, or None if NumPy has another BLAS"""
+    function = getattr(openblas(), "scipy_cblas_sgemm64_", None)
+    if function is not None:
+        enum, size, real, address = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+        function.argtypes = [enum, enum, enum, size, size, size, real, address, size, address, size,
+                             real, address, size]
+    return function
 
 
 def linear_forward(x, w, b):
@@ -1533,11 +1881,6 @@ def norm_backward(dy, cache):
     return dx.reshape(dy.shape), dgamma, dbeta
 
 
-def sigmoid(x):
-    """Compute 1 / (1 + exp(-x)), by tanh so that it cannot overflow"""
-    return 0.5 * np.tanh(0.5 * x) + 0.5
-
-
 def max_pool_forward(x):
     """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N,
     W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be applied to y in
@@ -1574,84 +1917,165 @@ MNIST = {                          # file name: SHA-256 of the decompressed byte
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"}
-MIRRORS = "https://storage.googleapis.com/cvdf-datasets/mnist/", "https://ossci-datasets.s3.amazonaws.com/mnist/"
+MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/",
+           "https://ossci-datasets.s3.amazonaws.com/mnist/")
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
-DIGIT_NAMES = {"mnist": "MNIST digits", "synthetic": "SYNTHETIC digits"}         # in all output and figures
+DIGIT_NAMES = {                    # of the source of digits, in all output and figures
+    "mnist": "MNIST digits",
+    "synthetic": "SYNTHETIC digits"}
 
 
 def load_data(config, download=True):
     """Load MNIST, another data set of --data-dir, or synthetic digits in their place.
-    Return {"source": "mnist", "synthetic" or a name, "train": (images, labels), "val": ..., "test": ...}, with images
-    (n, 28, 28) and labels (n,), both uint8; of other data n_classes and, if labels.txt is there, names. Digits "auto":
-    synthetic digits replace MNIST, with a notice, where it cannot be had. download=False: do not download it."""
-    if config.affnist_dir:         # refused now, not after the training
+
+    Digits "auto": synthetic digits replace MNIST, with a notice, where it cannot be had.
+    download=False: do not download it. Return a dict of
+      source            "mnist", "synthetic" or another data set's name
+      train, val, test  (images, labels) each: (n, 28, 28) and (n,), both uint8
+      n_classes         only of other data
+      names             of the classes, only of other data with a file labels.txt"""
+    if config.affnist_dir:                                     # refused now, not after the training
         next(read_affnist(config.affnist_dir))
     if config.data_dir or config.digits != "synthetic":
         try:
-            return read_idx_folder(config.data_dir or os.environ.get("MNIST_DIR") or download_mnist(download))
+            folder = config.data_dir or os.environ.get("MNIST_DIR") or download_mnist(download)
+            return read_idx_folder(folder)
         except ConnectionError as error:
             if config.digits == "mnist":
-                raise InputError(f"{error}. Give its folder as --data-dir, or use --digits synthetic") from None
-            notice = "NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with MNIST's."
-            print(f"!!  {notice}\n!!  {error}. Give its folder as --data-dir", file=sys.stderr, flush=True)
+                raise InputError(f"{error}. Give its folder as --data-dir, or use "
+                                 "--digits synthetic") from None
+            print("!!  NO MNIST HERE: these are SYNTHETIC digits. Numbers are not comparable with "
+                  f"MNIST's.\n!!  {error}. Give its folder as --data-dir",
+                  file=sys.stderr, flush=True)
     images, labels, _ = synthesize_digits(sum(N_SYNTHETIC.values()), config.seed)
-    ends = np.cumsum([*N_SYNTHETIC.values()])[:-1]
-    return {"source": "synthetic"} | dict(zip(N_SYNTHETIC, zip(np.split(images, ends), np.split(labels, ends))))
+    data = {"source": "synthetic"}
+    start = 0
+    for split, n in N_SYNTHETIC.items():
+        data[split] = images[start:start + n], labels[start:start + n]
+        start += n
+    return data
+
+
+def download_mnist(download):
+    """Return the cache's folder, after downloading those of MNIST's files that it lacks. Raise
+    ConnectionError if it still lacks one: no mirror has it, or download is False"""
+    folder = Path(os.path.expanduser("~/.cache/hinton-mnist"))
+    for name, digest in MNIST.items():
+        path = folder / (name + ".gz")
+        if not path.exists() and not (folder / name).exists():
+            if not download:
+                raise ConnectionError("MNIST is not on this machine")
+            write_file(path, from_a_mirror(path.name, digest))
+    return folder
+
+
+def from_a_mirror(name, digest):
+    """Return the bytes of a file of MNIST, which is compressed. digest: the SHA-256 of its
+    decompressed bytes. Raise ConnectionError if no mirror has it"""
+    fault = "MNIST is not on this machine"
+    for mirror in MIRRORS:
+        try:
+            raw = urllib.request.urlopen(mirror + name, timeout=10).read()
+            if hashlib.sha256(gzip.decompress(raw)).hexdigest() == digest:
+                return raw
+        except (OSError, EOFError, zlib.error, http.client.HTTPException) as error:
+            fault = f"MNIST could not be downloaded: {str(error).split('. ')[0]}".strip()
+    raise ConnectionError(fault)
 
 
 def read_idx(path):
-    """Return the array of an idx file of uint8 values, raw or .gz, and the SHA-256 of its decompressed bytes"""
+    """Return the array of an idx file of uint8 values, raw or .gz, and the SHA-256 of its
+    decompressed bytes"""
     try:
         raw = path.read_bytes()
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        shape = np.frombuffer(raw, ">u4", raw[3], 4)
-        return np.frombuffer(raw, np.uint8, offset=4 + 4 * len(shape)).reshape(shape), hashlib.sha256(raw).hexdigest()
-    except Exception:                      # gzip does not document what a damaged file raises
-        raise InputError(f"{path}: damaged, or not an idx file of uint8 values. Get the file again") from None
+        if raw[:2] == b"\x1f\x8b":
+            raw = gzip.decompress(raw)
+        n_axes = raw[3]
+        shape = np.frombuffer(raw, ">u4", n_axes, 4)
+        array = np.frombuffer(raw, np.uint8, offset=4 + 4 * n_axes).reshape(shape)
+    except (OSError, EOFError, zlib.error, IndexError, ValueError):    # of gzip and NumPy
+        raise InputError(f"{path}: damaged, or not an idx file of uint8 values. "
+                         "Get the file again") from None
+    return array, hashlib.sha256(raw).hexdigest()
 
 
 def read_idx_folder(place):
     """Read a data set's four idx files into load_data's dict.
-    place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets. EMNIST, recognized by
-    its names, is stored transposed. Labels may begin at 1. Of MNIST the last 5,000 training images are for validation,
-    of other data a twelfth, always the same."""
-    where, files, prefixes = Path(os.path.expanduser(place)), {}, set()
-    for path in sorted(where.glob("*ubyte*") if where.is_dir() else where.parent.glob(where.name + "*ubyte*")):
-        if match := re.search(r"(train|t10k|test)[-.](images|labels)", path.name):
-            files[match[1].replace("t10k", "test"), match[2]] = read_idx(path)
+
+    place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets.
+    EMNIST, recognized by its names, is stored transposed. Labels may begin at 1. Of MNIST the last
+    5,000 training images are for validation, of other data a twelfth, always the same."""
+    where = Path(os.path.expanduser(place))
+    if where.is_dir():
+        paths = where.glob("*ubyte*")
+    else:
+        paths = where.parent.glob(where.name + "*ubyte*")
+    files = {}                                                 # {(split, kind): read_idx}
+    prefixes = set()
+    for path in sorted(paths):
+        match = re.search(r"(train|t10k|test)[-.](images|labels)", path.name)
+        if match:
+            split = match[1].replace("t10k", "test")
+            files[split, match[2]] = read_idx(path)
             prefixes.add(path.name[:match.start()])
     if len(files) < 4 or len(prefixes) > 1:
-        raise InputError(f"{place}: no idx files of one data set. Give FOLDER/PREFIX, or: python3 make_idx.py IN OUT")
+        raise InputError(f"{place}: no idx files of one data set. Give FOLDER/PREFIX, or: "
+                         "python3 make_idx.py IN OUT")
     of_mnist = [digest in MNIST.values() for _, digest in files.values()]
     if any(of_mnist) and not all(of_mnist):
-        raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. Get the files again")
-    name = (prefix := prefixes.pop().strip("-.")) or where.resolve().name
-    data = {"source": "mnist" if all(of_mnist) else name + "-files" * (name in DIGIT_NAMES)}
-    from_1 = min(files[split, "labels"][0].min(initial=255) for split in ("train", "test")) == 1
+        raise InputError(f"{place}: some files are MNIST's, and some are damaged or another's. "
+                         "Get the files again")
+    prefix, = prefixes
+    arrays = {key: array for key, (array, _) in files.items()}
+    first_label = min(arrays[split, "labels"].min(initial=255) for split in ("train", "test"))
+    data = {"source": "mnist"}
     for split in ("train", "test"):
-        images, labels = files[split, "images"][0], files[split, "labels"][0] - from_1
-        data[split] = images.swapaxes(1, 2) if "emnist" in prefix and images.ndim == 3 else images, labels
-    images, labels = data["train"]
-    held_out = np.arange(len(labels)) >= len(labels) - 5000
+        images, labels = arrays[split, "images"], arrays[split, "labels"]
+        if "emnist" in prefix and images.ndim == 3:
+            images = images.swapaxes(1, 2)
+        if first_label == 1:
+            labels = labels - 1
+        data[split] = images, labels
+    n_train = len(data["train"][1])
+    held_out = np.arange(n_train) >= n_train - 5000
     if not all(of_mnist):
-        n_classes = data["n_classes"] = count_classes(data)
+        data["source"] = prefix.strip("-.") or where.resolve().name
+        if data["source"] in DIGIT_NAMES:                      # a name that means other digits
+            data["source"] += "-files"
+        data["n_classes"] = count_classes(data)
         if (where / "labels.txt").is_file():
-            data["names"] = (where / "labels.txt").read_text("utf-8", "replace").rstrip().splitlines()
-            if len(data["names"]) != n_classes:
-                raise InputError(f"{place}: labels.txt has {len(data['names'])} names. Give {n_classes}, one a line")
-        held_out = rng_for(0, DATA, 2).permutation(len(labels)) < -(-len(labels) // 12)
-    return data | {"train": (images[~held_out], labels[~held_out]), "val": (images[held_out], labels[held_out])}
+            data["names"] = read_names(where / "labels.txt", data["n_classes"])
+        held_out = rng_for(0, DATA, 2).permutation(n_train) < -(-n_train // 12)
+    images, labels = data["train"]
+    data["train"] = images[~held_out], labels[~held_out]
+    data["val"] = images[held_out], labels[held_out]
+    return data
+
+
+def read_names(path, n_classes):
+    """Return the names of the classes in a file, one a line"""
+    names = path.read_text("utf-8", "replace").rstrip().splitlines()
+    if len(names) != n_classes:
+        raise InputError(f"{path.parent}: labels.txt has {len(names)} names. Give {n_classes}, one "
+                         "a line")
+    return names
 
 
 def count_classes(data):
-    """Return the number of classes. Raise InputError unless the splits that data have are as load_data returns them"""
+    """Return the number of classes. Raise InputError unless the splits that data have are as
+    load_data returns them"""
     n_classes = data.get("n_classes", 10 if data["source"] in DIGIT_NAMES else 2)
     for split in sorted(data.keys() & {"train", "val", "test"}):
-        (images, labels), where = map(np.asarray, data[split]), f"{data['source']}, {split}"
-        if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or not len(images):
-            raise InputError(f"{where}: images are {images.dtype} {images.shape}. Give gray levels, uint8 (n, 28, 28)")
-        if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() > 61:
-            raise InputError(f"{where}: labels are {labels.dtype} {labels.shape}. Give {len(images)} from 0 to 61")
+        where = f"{data['source']}, {split}"
+        images, labels = map(np.asarray, data[split])
+        n = len(images)
+        if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or n == 0:
+            raise InputError(f"{where}: images are {images.dtype} {images.shape}. "
+                             "Give gray levels, uint8 (n, 28, 28)")
+        are_whole_numbers = labels.dtype.kind in "iu" and labels.shape == (n,)
+        if not are_whole_numbers or labels.min() < 0 or labels.max() > 61:
+            raise InputError(f"{where}: labels are {labels.dtype} {labels.shape}. "
+                             f"Give {n} from 0 to 61")
         n_classes = max(n_classes, 1 + int(labels.max()))
     return n_classes
 
@@ -1659,24 +2083,6 @@ def count_classes(data):
 def fit_to_data(config, data):
     """Return a Config with the data's number of classes"""
     return dataclasses.replace(config, n_classes=count_classes(data))
-
-
-def download_mnist(download):
-    """Return the cache's folder, after downloading those of MNIST's files that it lacks. Raise ConnectionError if it
-    still lacks one: no mirror has it, or download is False"""
-    folder, fault = Path(os.path.expanduser("~/.cache/hinton-mnist")), "MNIST is not on this machine"
-    for name in [name for name in MNIST if not (folder / name).exists() and not (folder / (name + ".gz")).exists()]:
-        for mirror in MIRRORS if download else ():
-            try:
-                raw = urllib.request.urlopen(mirror + name + ".gz", timeout=10).read()
-                if hashlib.sha256(gzip.decompress(raw)).hexdigest() == MNIST[name]:
-                    write_file(folder / (name + ".gz"), raw)
-                    break
-            except Exception as error:             # urllib and gzip do not document what a bad connection raises
-                fault = f"MNIST could not be downloaded: {str(error).split('. ')[0]}".strip()
-        else:
-            raise ConnectionError(fault)
-    return folder
 
 
 def class_names(data):
@@ -1689,113 +2095,172 @@ def class_names(data):
 
 
 def data_name(source, trained_on=None):
-    """Return what a data set is called in all output and figures, and the one that was trained on, if it is another"""
-    other = f" (trained on {data_name(trained_on)})" if trained_on not in (None, source) else ""
-    return DIGIT_NAMES.get(source, f"images of {source}") + other
+    """Return what a data set is called in all output and figures, and the one that was trained on,
+    if it is another"""
+    name = DIGIT_NAMES.get(source, f"images of {source}")
+    if trained_on in (None, source):
+        return name
+    return f"{name} (trained on {data_name(trained_on)})"
 
 
-# Synthetic digits for machines without MNIST. Of every writing style: digit, relative frequency, strokes. A stroke
-# is a smooth curve through control points, written xxyy on a 100 x 100 sheet (x right, y down); `|` lifts the pen.
-# Strokes that contain the same point share it, so that a corner where two strokes meet stays joined when points are
-# perturbed.
+# Synthetic digits for machines without MNIST. Of every writing style: digit, relative frequency,
+# strokes. A stroke is a smooth curve through control points, written xxyy on a 100 x 100 sheet (x
+# right, y down); `|` lifts the pen. Strokes that contain the same point share it, so that a corner
+# where two strokes meet stays joined when points are perturbed.
 GLYPHS = [(int(row[0]), int(row[2]), row[4:]) for row in """
-0 3 5500 1812 0550 2288 5299 8287 9348 8012 5500; 0 2 7508 4500 1522 0558 2893 6092 9055 8018 5003 3010; 0 1 3508 1535
-1070 4099 8085 9045 7810 5002 4212; 0 1 3003 1025 0660 3096 7092 9560 8525 6206; 1 5 5500 5250 5099; 1 1 3816 5500 |
-5500 5250 5099; 1 1 3416 5000 | 5000 5050 5099 | 2799 5099 7399; 2 3 1522 4500 7817 6848 3878 0897 | 0897 5094 9697; 2 3
-1825 4502 7520 6352 3588 1592 1476 3070 6586 9890; 2 2 1530 3205 7008 7837 4585 1097 0582 3076 6592 9792; 2 3 2015 5000
-7018 5850 3285 1295 0380 1868 4578 9590; 2 2 1535 2510 6002 7825 5060 2588 0885 1572 4078 9595; 2 1 1515 4502 6818 5550
-2582 0592 | 0592 4592 9988; 2 1 1505 5002 8506 | 8506 5050 1096 | 1096 5095 9096; 3 3 1512 4500 7515 6838 4048 | 4048
-7255 8580 4599 0888; 3 2 1812 4800 7012 6535 4548 | 4548 7550 9075 6098 2599 0585; 3 2 0825 2505 6003 7520 4045 | 4045
-7055 7580 4599 1592; 3 1 1510 5000 8012 7035 4050 | 4050 6560 7080 4095 2590; 3 1 1505 4505 7505 | 7505 6022 4540 | 4540
-7553 7885 4599 1290; 3 2 1512 4802 7515 6440 4050 3545 5046 7562 7585 4599 1290; 3 2 2012 5000 8012 6838 4848 6855 7575
-5095 2099 0590; 4 3 2200 1555 | 1555 5054 9052 | 7505 7250 6899; 4 2 6500 3835 0865 | 0865 5064 9765 | 6500 6550 6499; 4
-2 2000 1230 2550 5550 8035 | 8500 8035 7599; 4 2 2502 1235 2255 5055 9545 | 7510 6850 6099; 4 1 6205 1260 | 1260 5062
-9558 | 7030 6650 6299; 5 3 9003 5504 2503 | 2503 2045 | 2045 5038 8060 7090 4599 0890; 5 2 8805 5202 2522 3542 6855 7580
-4599 0890; 5 2 3008 2248 5040 7862 7090 4099 0892 | 3008 6005 9903; 5 2 9908 6506 3508 | 3508 2545 | 2545 5542 7562 6088
-3099 0390; 5 1 2812 2248 5040 7862 7488 4099 1590 | 3805 6505 9903; 5 1 8505 3510 | 3510 2545 | 2545 5548 7270 5592 2095
-0885; 6 3 5500 2828 1462 2290 5299 7885 7260 4850 1868; 6 2 4500 2040 1275 3598 6892 7268 5054 1872; 6 2 7005 3520 1260
-2895 6595 8272 6555 3565 2285; 6 2 5000 2030 0870 3096 7095 9275 7558 4565 2585; 6 1 3500 1845 1885 4599 8592 8575 5568
-1885; 7 3 0508 5006 8505 | 8505 6540 4599; 7 2 0815 4508 8803 7530 5560 4099; 7 2 0808 5006 8505 | 8505 6045 4599 | 2552
-5551 8550; 7 1 1225 1508 | 1508 5006 8805 | 8805 6845 5099; 7 1 0530 2812 6015 8802 | 8802 6545 4599; 8 3 8508 5000 2015
-3538 6855 7880 5099 1585 2862 6040 8508; 8 2 7812 5000 2212 2835 5548 8272 7795 4599 1388 1570 4550 7230 7812; 8 1 5000
-1812 2238 5048 7835 8010 5000 | 5048 1565 1590 5099 8588 8362 5048; 8 2 8510 5500 3015 3840 6062 6085 4599 2585 3562
-6538 8815; 8 2 8515 5000 1520 3545 6068 5595 3590 3572 5550 8515; 8 1 7808 5500 3015 3838 6260 7082 5099 2888 3665 6238
-7808; 9 3 7820 5000 1518 1442 4552 7235 7820 | 7820 7460 7099; 9 2 7820 5000 1518 1442 4552 7235 7820 | 7820 8065 6295
-3098 1292; 9 3 7810 4502 1225 2250 5548 7612 | 7612 6855 5599; 9 1 7806 5002 2518 2842 5545 8026 | 8026 7060 4899; 9 2
-7015 5000 1820 1842 4050 7030 | 8005 7545 6599
+0 3 5500 1812 0550 2288 5299 8287 9348 8012 5500; 0 2 7508 4500 1522 0558 2893 6092 9055 8018 5003
+3010; 0 1 3508 1535 1070 4099 8085 9045 7810 5002 4212; 0 1 3003 1025 0660 3096 7092 9560 8525 6206;
+1 5 5500 5250 5099; 1 1 3816 5500 | 5500 5250 5099; 1 1 3416 5000 | 5000 5050 5099 | 2799 5099 7399;
+2 3 1522 4500 7817 6848 3878 0897 | 0897 5094 9697; 2 3 1825 4502 7520 6352 3588 1592 1476 3070 6586
+9890; 2 2 1530 3205 7008 7837 4585 1097 0582 3076 6592 9792; 2 3 2015 5000 7018 5850 3285 1295 0380
+1868 4578 9590; 2 2 1535 2510 6002 7825 5060 2588 0885 1572 4078 9595; 2 1 1515 4502 6818 5550 2582
+0592 | 0592 4592 9988; 2 1 1505 5002 8506 | 8506 5050 1096 | 1096 5095 9096; 3 3 1512 4500 7515 6838
+4048 | 4048 7255 8580 4599 0888; 3 2 1812 4800 7012 6535 4548 | 4548 7550 9075 6098 2599 0585; 3 2
+0825 2505 6003 7520 4045 | 4045 7055 7580 4599 1592; 3 1 1510 5000 8012 7035 4050 | 4050 6560 7080
+4095 2590; 3 1 1505 4505 7505 | 7505 6022 4540 | 4540 7553 7885 4599 1290; 3 2 1512 4802 7515 6440
+4050 3545 5046 7562 7585 4599 1290; 3 2 2012 5000 8012 6838 4848 6855 7575 5095 2099 0590; 4 3 2200
+1555 | 1555 5054 9052 | 7505 7250 6899; 4 2 6500 3835 0865 | 0865 5064 9765 | 6500 6550 6499; 4 2
+2000 1230 2550 5550 8035 | 8500 8035 7599; 4 2 2502 1235 2255 5055 9545 | 7510 6850 6099; 4 1 6205
+1260 | 1260 5062 9558 | 7030 6650 6299; 5 3 9003 5504 2503 | 2503 2045 | 2045 5038 8060 7090 4599
+0890; 5 2 8805 5202 2522 3542 6855 7580 4599 0890; 5 2 3008 2248 5040 7862 7090 4099 0892 | 3008
+6005 9903; 5 2 9908 6506 3508 | 3508 2545 | 2545 5542 7562 6088 3099 0390; 5 1 2812 2248 5040 7862
+7488 4099 1590 | 3805 6505 9903; 5 1 8505 3510 | 3510 2545 | 2545 5548 7270 5592 2095 0885; 6 3 5500
+2828 1462 2290 5299 7885 7260 4850 1868; 6 2 4500 2040 1275 3598 6892 7268 5054 1872; 6 2 7005 3520
+1260 2895 6595 8272 6555 3565 2285; 6 2 5000 2030 0870 3096 7095 9275 7558 4565 2585; 6 1 3500 1845
+1885 4599 8592 8575 5568 1885; 7 3 0508 5006 8505 | 8505 6540 4599; 7 2 0815 4508 8803 7530 5560
+4099; 7 2 0808 5006 8505 | 8505 6045 4599 | 2552 5551 8550; 7 1 1225 1508 | 1508 5006 8805 | 8805
+6845 5099; 7 1 0530 2812 6015 8802 | 8802 6545 4599; 8 3 8508 5000 2015 3538 6855 7880 5099 1585
+2862 6040 8508; 8 2 7812 5000 2212 2835 5548 8272 7795 4599 1388 1570 4550 7230 7812; 8 1 5000 1812
+2238 5048 7835 8010 5000 | 5048 1565 1590 5099 8588 8362 5048; 8 2 8510 5500 3015 3840 6062 6085
+4599 2585 3562 6538 8815; 8 2 8515 5000 1520 3545 6068 5595 3590 3572 5550 8515; 8 1 7808 5500 3015
+3838 6260 7082 5099 2888 3665 6238 7808; 9 3 7820 5000 1518 1442 4552 7235 7820 | 7820 7460 7099; 9
+2 7820 5000 1518 1442 4552 7235 7820 | 7820 8065 6295 3098 1292; 9 3 7810 4502 1225 2250 5548 7612 |
+7612 6855 5599; 9 1 7806 5002 2518 2842 5545 8026 | 8026 7060 4899; 9 2 7015 5000 1820 1842 4050
+7030 | 8005 7545 6599
 """.replace("\n", " ").strip().split("; ")]
-DOTS = 112                                                      # pen positions per glyph
+DOTS = 112                         # pen positions per glyph
 
 
-def _stroke_basis(strokes, size):
-    """Return the control points of a glyph's strokes and a matrix that maps them to evenly spaced pen positions.
-    strokes: as in GLYPHS. size: K, the number of control points, to which both arrays are padded with zeros.
-    Return points (K, 2), (x, y) in [-1, 1], and basis (DOTS, K)."""
-    keys = list(dict.fromkeys(strokes.replace("|", " ").split()))
-    points = np.array([(int(key[:2]), int(key[2:])) for key in keys] + [(50, 50)] * (size - len(keys))) / 50 - 1
-    rows, steps, t = [], [], np.linspace(0, 1, 17)[:, None]
+def stroke_basis(strokes, size):
+    """Return the control points of a glyph's strokes and a matrix that maps them to evenly spaced
+    pen positions.
+
+    strokes: as in GLYPHS. size: K, the number of control points, to which both arrays are padded
+    with zeros. Return points (K, 2), (x, y) in [-1, 1], and basis (DOTS, K)."""
+    keys = control_points(strokes)
+    points = np.zeros((size, 2))
+    points[:len(keys)] = [(int(key[:2]) / 50 - 1, int(key[2:]) / 50 - 1) for key in keys]
+    t = np.linspace(0, 1, 17)[:, None]
+    curves, steps = [], []
     for stroke in strokes.split("|"):
         knots = np.eye(size)[[keys.index(key) for key in stroke.split()]]
-        knots = np.vstack([2 * knots[0] - knots[1], knots, 2 * knots[-1] - knots[-2]])
-        a, b, c, d = (knots[k:len(knots) - 3 + k, None] for k in range(4))           # Catmull-Rom spline
-        rows.append(b + t / 2 * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * b - a - 3 * c + d))))
-        path = rows[-1].reshape(-1, size) @ points
-        steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))           # lifting the pen adds no length
-    rows, length = np.vstack(rows).reshape(-1, size), np.cumsum(np.concatenate(steps))
+        before = 2 * knots[0] - knots[1]
+        after = 2 * knots[-1] - knots[-2]
+        knots = np.vstack([before, knots, after])
+        a, b, c, d = (knots[k:len(knots) - 3 + k, None] for k in range(4))     # Catmull-Rom spline
+        cubic = 2 * a - 5 * b + 4 * c - d + t * (3 * b - a - 3 * c + d)
+        curve = (b + t / 2 * (c - a + t * cubic)).reshape(-1, size)
+        path = curve @ points
+        curves.append(curve)
+        # Distances between neighbors; the first is 0, so that lifting the pen adds no length
+        steps.append(np.hypot(*np.diff(path, axis=0, prepend=path[:1]).T))
+    curve = np.vstack(curves)
+    length = np.cumsum(np.concatenate(steps))
     targets = np.linspace(0, length[-1], DOTS)
-    return points, np.stack([np.interp(targets, length, column) for column in rows.T], 1)
+    basis = np.stack([np.interp(targets, length, column) for column in curve.T], 1)
+    return points, basis
 
 
-def _render(dots, width, edge, pressure):
+def control_points(strokes):
+    """Return the control points of a glyph's strokes, each once"""
+    return list(dict.fromkeys(strokes.replace("|", " ").split()))
+
+
+def render_strokes(dots, width, edge, pressure):
     """Render pen positions as images of ink in [0, 1], scaled and centered as MNIST's digits are.
-    dots: pen positions, (n, DOTS, 2), (x, y) in any unit. width: of the stroke, (n,) px. edge: width of its soft rim,
-    (n,) px. pressure: factor of the width at each pen position, (n, DOTS). Return (n, 28, 28) float32."""
-    low, high = dots.min(1), dots.max(1)                                             # (n, 2)
-    scale = (20 - width * pressure.max(1)) / (high - low).max(1)  # the ink, not the pen's path, spans 20 px
+
+    dots: pen positions, (n, DOTS, 2), (x, y) in any unit. width: of the stroke, (n,) px. edge:
+    width of its soft rim, (n,) px. pressure: factor of the width at each pen position, (n, DOTS).
+    Return (n, 28, 28) float32."""
+    low, high = dots.min(1), dots.max(1)                                                # (n, 2)
+    room = 20 - width * pressure.max(1)            # the ink, not the pen's path, spans 20 px
+    scale = room / (high - low).max(1)
     dots = (dots - ((low + high) / 2)[:, None]) * scale[:, None, None] + 9.5
+    pressure = pressure.astype(np.float32).T[:, None]                                 # (DOTS, 1, n)
     pixel = np.arange(20, dtype=np.float32)[:, None]
-    distance = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel       # (2, DOTS, 20, n)
-    distance = (distance / pressure.astype(np.float32).T[:, None]) ** 2  # more pressure widens the line
-    nearest = functools.reduce(np.minimum, (dy2[:, None] + dx2 for dx2, dy2 in zip(*distance)))     # (20, 20, n)
-    ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                 # (20, 20, n)
-    ink *= ink * (3 - 2 * ink)                                    # saturated core, soft rim
+    distance = dots.astype(np.float32).transpose(2, 1, 0)[:, :, None] - pixel     # (2, DOTS, 20, n)
+    dx2, dy2 = (distance / pressure) ** 2          # more pressure widens the line
+    nearest = dy2[0][:, None] + dx2[0]                                                 # (20, 20, n)
+    for k in range(1, DOTS):
+        nearest = np.minimum(nearest, dy2[k][:, None] + dx2[k])
+    ink = np.clip((width / 2 - np.sqrt(nearest)) / edge + 0.5, 0, 1)                   # (20, 20, n)
+    ink *= ink * (3 - 2 * ink)                     # saturated core, soft rim
     center = [(ink.sum(axis) * pixel).sum(0) / ink.sum((0, 1)) for axis in (1, 0)]
     top, left = np.clip(np.rint(14 - np.array(center)), 0, 8).astype(int)
     padded = np.pad(ink.transpose(2, 0, 1).astype(np.float32), ((0, 0), (8, 8), (8, 8)))
-    return sliding_window_view(padded, (28, 28), axis=(1, 2))[np.arange(len(width)), 8 - top, 8 - left]
+    windows = sliding_window_view(padded, (28, 28), axis=(1, 2))
+    return windows[np.arange(len(width)), 8 - top, 8 - left]
 
 
 def synthesize_digits(n, seed):
-    """Draw n synthetic digits: images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32.
-    Factors, in the order in which they act: style (which of the digit's glyphs), wobble (strength of the deformation),
-    aspect (factor of the width, 1 is nominal), slant (shear, positive leans right), rotation (radians, positive is
-    counter-clockwise) and stroke (mean width of the ink in px)."""
+    """Draw n synthetic digits.
+
+    Return images (n, 28, 28) uint8, labels (n,) uint8 and factors, a dict of (n,) float32, which
+    are, in the order in which they act:
+      style     which of the digit's glyphs
+      wobble    strength of the deformation
+      aspect    factor of the width, 1 is nominal
+      slant     shear, positive leans right
+      rotation  radians, positive is counter-clockwise
+      stroke    mean width of the ink in px"""
     rng = rng_for(seed, DATA)
-    digit, weight = (np.array([row[i] for row in GLYPHS], float) for i in (0, 1))
-    size = max(len(set(row[2].replace("|", " ").split())) for row in GLYPHS)
-    points, basis = (np.stack(arrays) for arrays in zip(*(_stroke_basis(row[2], size) for row in GLYPHS)))
+    digit = np.array([digit for digit, _, _ in GLYPHS], float)
+    weight = np.array([weight for _, weight, _ in GLYPHS], float)
+    size = max(len(control_points(strokes)) for _, _, strokes in GLYPHS)
+    points, basis = zip(*(stroke_basis(strokes, size) for _, _, strokes in GLYPHS))
+    points, basis = np.stack(points), np.stack(basis)
     labels = rng.integers(0, 10, n)
-    cumulative = np.cumsum(weight / np.array([weight[digit == d].sum() for d in digit]))  # digit d covers (d, d + 1]
-    glyph = np.searchsorted(cumulative, labels + rng.uniform(1e-6, 1 - 1e-6, n))           # (n,)
-    factors = {"slant": rng.normal(0.15, 0.25, n), "rotation": rng.normal(0, 0.08, n),
-               "aspect": np.exp(rng.normal(0, 0.2, n)), "stroke": np.exp(rng.normal(0.92, 0.26, n)).clip(1.2, 4.5),
-               "style": glyph - np.searchsorted(digit, labels), "wobble": rng.uniform(0.03, 0.17, n)}
+    share = weight / np.array([weight[digit == d].sum() for d in digit])     # of its digit's glyphs
+    cumulative = np.cumsum(share)                              # digit d covers (d, d + 1]
+    glyph = np.searchsorted(cumulative, labels + rng.uniform(1e-6, 1 - 1e-6, n))        # (n,)
+    factors = {
+        "slant": rng.normal(0.15, 0.25, n),
+        "rotation": rng.normal(0, 0.08, n),
+        "aspect": np.exp(rng.normal(0, 0.2, n)),
+        "stroke": np.exp(rng.normal(0.92, 0.26, n)).clip(1.2, 4.5),
+        "style": glyph - np.searchsorted(digit, labels),
+        "wobble": rng.uniform(0.03, 0.17, n)}
     images = np.empty((n, 28, 28), np.uint8)
     for start in range(0, n, 250):
         chunk = slice(start, start + 250)
-        slant, rotation, aspect, stroke, _, wobble = (value[chunk, None] for value in factors.values())    # (n, 1)
-        control = points[glyph[chunk]] + wobble[:, None] * rng.normal(0, 0.7, (len(slant), size, 2))
-        x, y = np.moveaxis(basis[glyph[chunk]] @ control, -1, 0)                # (n, DOTS)
-        # A deformation without a linear part bends the strokes and does not change slant, rotation and aspect.
-        bend = np.stack([x * x, x * y, y * y], -1) @ rng.normal(0, 1, (len(slant), 3, 2))
-        x, y = x + wobble * bend[..., 0], y + wobble * bend[..., 1]
-        x, cos, sin = 0.8 * aspect * x - slant * y, np.cos(rotation), np.sin(rotation)
-        dots = np.stack([cos * x + sin * y, cos * y - sin * x], -1)             # (n, DOTS, 2)
-        cycles, phase, depth = rng.uniform([[0.3], [0], [0]], [[3], [1], [0.4]], (3, len(slant)))[..., None]
-        pressure = 1 + depth * np.sin(2 * np.pi * (cycles * np.linspace(0, 1, DOTS) + phase))    # (n, DOTS)
-        pressure /= pressure.mean(1, keepdims=True)  # so that `stroke` is the mean width
-        images[chunk] = np.rint(255 * _render(dots, stroke[:, 0], rng.uniform(1.0, 1.6, len(slant)), pressure))
-    return images, labels.astype(np.uint8), {key: value.astype(np.float32) for key, value in factors.items()}
+        of_chunk = {name: value[chunk, None] for name, value in factors.items()}       # (n, 1) each
+        images[chunk] = draw_digits(points[glyph[chunk]], basis[glyph[chunk]], of_chunk, rng)
+    factors = {name: value.astype(np.float32) for name, value in factors.items()}
+    return images, labels.astype(np.uint8), factors
+
+
+def draw_digits(points, basis, factors, rng):
+    """Draw digits of stroke_basis's points (n, K, 2) and basis (n, DOTS, K). factors: those of
+    synthesize_digits, (n, 1) each. Return (n, 28, 28) uint8"""
+    n = len(points)
+    wobble, rotation = factors["wobble"], factors["rotation"]
+    control = points + wobble[:, None] * rng.normal(0, 0.7, points.shape)
+    x, y = np.moveaxis(basis @ control, -1, 0)                                          # (n, DOTS)
+    # A deformation without a linear part bends the strokes and does not change slant, rotation,
+    # aspect
+    bend = np.stack([x * x, x * y, y * y], -1) @ rng.normal(0, 1, (n, 3, 2))          # (n, DOTS, 2)
+    x = x + wobble * bend[..., 0]
+    y = y + wobble * bend[..., 1]
+    x = 0.8 * factors["aspect"] * x - factors["slant"] * y
+    cos, sin = np.cos(rotation), np.sin(rotation)
+    dots = np.stack([cos * x + sin * y, cos * y - sin * x], -1)                       # (n, DOTS, 2)
+    low, high = [[0.3], [0], [0]], [[3], [1], [0.4]]
+    cycles, phase, depth = rng.uniform(low, high, (3, n))[..., None]                   # (n, 1) each
+    waves = cycles * np.linspace(0, 1, DOTS) + phase
+    pressure = 1 + depth * np.sin(2 * np.pi * waves)                                    # (n, DOTS)
+    pressure /= pressure.mean(1, keepdims=True)    # so that `stroke` is the mean width
+    edge = rng.uniform(1.0, 1.6, n)
+    return np.rint(255 * render_strokes(dots, factors["stroke"][:, 0], edge, pressure))
 
 
 # -------------------------------------------------------------- save and load

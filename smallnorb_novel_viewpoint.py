@@ -1218,12 +1218,14 @@ def lengths_backward(dlengths, cache):
 def add_coordinates_forward(u, centers):
     """Append coordinates to each capsule, as two elements that are scaled by its length.
 
-    u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the positions' receptive
-    fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation matrices with two more rows then add
-    learned multiples of the coordinates to the votes: a variant of the coordinate addition of Hinton et al. 2018, which
-    adds them to two fixed elements. The scaling lets a capsule that sees nothing add nothing."""
+    u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the
+    positions' receptive fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation
+    matrices with two more rows then add learned multiples of the coordinates to the votes: a
+    variant of the coordinate addition of Hinton et al. 2018, which adds them to two fixed elements.
+    The scaling lets a capsule that sees nothing add nothing."""
     lengths, cache = lengths_forward(u)                                                 # (N, I)
-    positions = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)  # (I, 2)
+    n_types = u.shape[1] // len(centers)
+    positions = np.repeat(centers.astype(u.dtype), n_types, axis=0)                     # (I, 2)
     return np.concatenate([u, lengths[..., None] * positions], -1), (cache, positions)
 
 
@@ -1272,10 +1274,11 @@ def cross_entropy(scores, labels):
     """Compute the cross-entropy loss, -log softmax(scores)[label], averaged over the batch.
 
     scores: (N, J); labels: (N,) int. Return the loss, a float, and dscores, (N, J)."""
+    N, J = scores.shape
     log_p = scores - scores.max(1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
-    dscores = (np.exp(log_p) - np.eye(len(log_p[0]), dtype=log_p.dtype)[labels]) / len(labels)
-    return -float(log_p[np.arange(len(labels)), labels].sum()) / len(labels), dscores
+    dscores = (np.exp(log_p) - np.eye(J, dtype=log_p.dtype)[labels]) / N
+    return -float(log_p[np.arange(N), labels].sum()) / N, dscores
 
 
 def classification_loss(out, batch, config):
