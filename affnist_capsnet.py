@@ -98,8 +98,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 EXPERIMENT = "affnist_capsnet"
 PRETRAINED = (Path(__file__).resolve().with_name("weights") / "affnist_capsnet-shared.npz",)
 # Axis legend, in the shape comments at line ends:
-#   N batch   H W height, width   C channels in   F channels out   K kernel side   I primary capsules   J digit capsules
-#   B types of primary capsules   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)
+#   N batch   H W height, width   C channels in   F channels out   K kernel side
+#   I primary capsules   B types of primary capsules   J digit capsules, classes
+#   E dimensions of a primary capsule (8)   D dimensions of a digit capsule (16)
 
 
 class InputError(Exception):
@@ -1912,6 +1913,26 @@ def window_corners(x):
 
 # -------------------------------------------------------------- files of digits, synthetic digits
 
+def write_file(path, content):
+    """Write bytes under another name, then rename the file, so that it is written whole or not at
+    all. content None: only raise InputError if the file could not be written"""
+    path = Path(os.path.realpath(path))                        # a link is followed, not replaced
+    aside = Path(f"{path}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise OSError(0, "is a folder or a device")
+        aside.write_bytes(content or b"")
+        if content is not None:
+            aside.replace(path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}. Make it writable, with room, and "
+                         "give the command again; or name another place") from None
+    finally:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
 MNIST = {                          # file name: SHA-256 of the decompressed bytes
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -2396,26 +2417,6 @@ def digest_of_data(data):
     digest = hashlib.sha256(np.ascontiguousarray(images))
     digest.update(np.ascontiguousarray(labels))
     return digest.hexdigest()
-
-
-def write_file(path, content):
-    """Write bytes under another name, then rename the file, so that it is written whole or not at
-    all. content None: only raise InputError if the file could not be written"""
-    path = Path(os.path.realpath(path))                        # a link is followed, not replaced
-    aside = Path(f"{path}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():
-            raise OSError(0, "is a folder or a device")
-        aside.write_bytes(content or b"")
-        if content is not None:
-            aside.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}. Make it writable, with room, and "
-                         "give the command again; or name another place") from None
-    finally:
-        with contextlib.suppress(OSError):
-            aside.unlink()
 
 
 # -------------------------------------------------------------- what is printed
