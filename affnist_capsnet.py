@@ -338,9 +338,9 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
           dtype=np.float32):
     """Train a network and return its state. The test images are never used, and nothing is printed.
 
-    data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state,
-    terms) is called after every step, each_epoch(state) after every epoch; what they keep they must
-    copy. Progress has such hooks. dtype: float64 is for tests.
+    data: as load_data returns it. state: to resume from, at the end of an epoch.
+    each_step(state, terms) is called after every step, each_epoch(state) after every epoch; what
+    they keep they must copy. Progress has such hooks. dtype: float64 is for tests.
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
     normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
@@ -676,8 +676,8 @@ def transform_digits(images, matrices, rng, side):
 
 
 def resample_affine(images, inverses, centers, side):
-    """Draw each image, transformed, on its canvas by bilinear interpolation; return canvases (n,
-    side, side) uint8.
+    """Draw each image, transformed, on its canvas by bilinear interpolation; return canvases
+    (n, side, side) uint8.
 
     images: (n, 28, 28) uint8. inverses: (n, 2, 2), inverses of the transformations' matrices.
     centers: (n, 2), where each image's center lies on its canvas, px. Canvas pixel p gets the value
@@ -790,11 +790,11 @@ def epoch_samples(data, epoch, config):
 
 def to_batch(samples, rows, dtype=np.float32):
     """Convert the given rows of a dict of samples to a batch: images in [0, 1] and dropout_mask, if
-    any, of type dtype, and labels, (N,)."""
-    batch = {"images": samples["images"][rows].astype(dtype) / 255,
-             "labels": samples["labels"][rows]}
-    if "dropout_mask" in samples:
-        batch["dropout_mask"] = samples["dropout_mask"][rows].astype(dtype)
+    any, of type dtype, and labels, (N,), if any."""
+    batch = {name: array[rows] for name, array in samples.items()}
+    batch["images"] = batch["images"].astype(dtype) / 255
+    if "dropout_mask" in batch:
+        batch["dropout_mask"] = batch["dropout_mask"].astype(dtype)
     return batch
 
 
@@ -808,8 +808,8 @@ def image_shapes(config):
 
 
 def prepare_images(images, config):
-    """Return images as forward takes them, (n, side, side) float32 in [0, 1]. images: (n, side,
-    side) uint8, or (n, 28, 28), which are placed at the center"""
+    """Return images as forward takes them, (n, side, side) float32 in [0, 1]. images:
+    (n, side, side) uint8, or (n, 28, 28), which are placed at the center"""
     margin = (SIDES[config.task] - images.shape[1]) // 2
     return np.pad(images, ((0, 0), (margin, margin), (margin, margin))) / np.float32(255)
 
@@ -861,8 +861,8 @@ def squash_forward(s):
 
 
 def squash_backward(dv, cache):
-    """Return ds, with the shape of s:
-    ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
+    """Return ds, with the shape of s. With q = |s|:
+      ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
     s, norm, gain = cache
     radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
     return dv * gain + s * (radial * ((1 - norm * norm) / (norm * (1 + norm * norm) ** 2)))
@@ -873,9 +873,9 @@ def votes_forward(u, W):
     et al. 2017, Eq. 2).
 
     u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I,
-    or one for each of B types, with I ordered (position, type). W_ij is stored transposed, as (E,
-    D), so that each type is one row-major GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D),
-    and a cache for votes_backward."""
+    or one for each of B types, with I ordered (position, type). W_ij is stored transposed, as
+    (E, D), so that each type is one row-major GEMM (N*I/B, E) @ (E, J*D). Return u_hat,
+    (N, J, I, D), and a cache for votes_backward."""
     N, I, E = u.shape
     B, _, J, D = W.shape
     u_hat = np.empty((N * I // B, B, J * D), u.dtype)
@@ -898,9 +898,8 @@ def votes_backward(du_hat, cache):
 
 def softmax_forward(b):
     """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq.
-    3).
-    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N,
-    J, I)."""
+    3). b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c,
+    (N, J, I)."""
     c = np.exp(b - b.max(1, keepdims=True))
     return c / c.sum(1, keepdims=True)
 
@@ -987,7 +986,8 @@ M_PLUS, M_MINUS, DOWN_WEIGHT = 0.9, 0.1, 0.5
 
 def margin_loss(lengths, present):
     """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged
-    over the batch: L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
+    over the batch:
+      L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2
 
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dlengths, (N, J)."""
@@ -1026,8 +1026,8 @@ def uniform_routing_forward(u, W):
 
     With uniform coupling coefficients, 1/J, a transformation matrix can be applied after the sum
     over the n capsules that share it (Eq. 2): s_j = 1/J sum_t W_tj (u_t1 + ... + u_tn), with the n
-    capsules of type t. u: primary capsules, (N, I, E), I = n * B ordered (position, type). W: (B,
-    E, J, D); with one matrix per capsule, every capsule counts as a type: B = I, n = 1."""
+    capsules of type t. u: primary capsules, (N, I, E), I = n * B ordered (position, type). W:
+    (B, E, J, D); with one matrix per capsule, every capsule counts as a type: B = I, n = 1."""
     N, I, E = u.shape
     B, _, J, D = W.shape
     sums = u.reshape(N, I // B, B * E).sum(1)
@@ -1047,8 +1047,8 @@ def uniform_routing_backward(ds, cache):
 
 def reconstruction_loss(recon, target):
     """Compute the squared error of the reconstructions, summed over pixels and digits and averaged
-    over the batch. recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H,
-    W)."""
+    over the batch. recon, target: (N, R, H, W). Return the loss, a float, and drecon,
+    (N, R, H, W)."""
     error = recon - target
     return float(np.vdot(error, error)) / len(recon), error * (2 / len(recon))
 
@@ -1328,8 +1328,8 @@ def forward(params, images, config, digits=None, statistics=None, dropout_mask=N
 
     images: (N, side, side), pixel values in [0, 1]. digits: (N,), whose capsules are decoded; None
     for the longest. statistics: a dict in training, which receives the mean and variance of each
-    normalization; None in evaluation, which uses the running ones in params. dropout_mask: (N,
-    units), of a CNN in training.
+    normalization; None in evaluation, which uses the running ones in params. dropout_mask:
+    (N, units), of a CNN in training.
 
     Return out and the caches of convolutions, head and decoder. out is a dict of
       scores  (N, J), by which classes are predicted: the lengths of the class vectors; of a CNN
@@ -1724,8 +1724,8 @@ def update_running_statistics(running, shard_statistics, step):
 # of all images, is contiguous.
 
 def im2col_rows(x, K):
-    """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels, (H-K+1, N,
-    W, K).
+    """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels,
+    (H-K+1, N, W, K).
 
     With them, a KxK convolution of one channel is a 1xK convolution of K channels: one GEMM with an
     inner dimension of K*K instead of K GEMMs with an inner dimension of K."""
@@ -1734,8 +1734,8 @@ def im2col_rows(x, K):
 
 def im2col(x, width, stride):
     """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays
-    (ceil((H-p)/stride), N, Wo, width*C): cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox
-    + width].
+    (ceil((H-p)/stride), N, Wo, width*C):
+      cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width]
 
     A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix
     products on bands of image rows, which are contiguous because rows of each parity p have an
@@ -1767,8 +1767,8 @@ def im2col_band(cols, ky, stride, Ho):
 
 
 def conv2d_forward(x, w, stride):
-    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y (Ho,
-    N, Wo, F) and a cache."""
+    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y
+    (Ho, N, Wo, F) and a cache."""
     Kh, Kw, C, F = w.shape
     Ho = (len(x) - Kh) // stride + 1
     cols = im2col(x, Kw, stride)
@@ -1839,8 +1839,8 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None):
-    """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance
-    + eps) + beta.
+    """Batch normalization (Ioffe & Szegedy 2015), per channel:
+      y = gamma (x - mean) / sqrt(variance + eps) + beta
 
     x (H, N, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in
     training, without it, those of x over samples and positions. Return y, (mean, variance) and a
@@ -1865,8 +1865,9 @@ def norm_forward(x, gamma, beta, running=None):
 
 
 def norm_backward(dy, cache):
-    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
-    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
+    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics. With
+    xhat = (x - mean) / std:
+      dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat))"""
     x, gamma, mean, inv_std = cache
     _, _, W, C = dy.shape
     n = dy.size // C
@@ -1883,9 +1884,9 @@ def norm_backward(dy, cache):
 
 
 def max_pool_forward(x):
-    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N,
-    W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be applied to y in
-    place."""
+    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y
+    (H//2, N, W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be
+    applied to y in place."""
     y = functools.reduce(np.maximum, window_corners(x))
     return y, (x, y)
 
@@ -1904,8 +1905,8 @@ def max_pool_backward(dy, cache):
 
 
 def window_corners(x):
-    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays (H//2, N,
-    W//2, C)"""
+    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays
+    (H//2, N, W//2, C)"""
     H = x.shape[0] // 2 * 2
     W = x.shape[2] // 2 * 2
     return [x[i:H:2, :, j:W:2] for i in (0, 1) for j in (0, 1)]

@@ -298,9 +298,9 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
           dtype=np.float32):
     """Train a network and return its state. The test images are never used, and nothing is printed.
 
-    data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state,
-    terms) is called after every step, each_epoch(state) after every epoch; what they keep they must
-    copy. Progress has such hooks. dtype: float64 is for tests.
+    data: as load_data returns it. state: to resume from, at the end of an epoch.
+    each_step(state, terms) is called after every step, each_epoch(state) after every epoch; what
+    they keep they must copy. Progress has such hooks. dtype: float64 is for tests.
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
     normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
@@ -583,8 +583,8 @@ def allowed_shift_pairs(min_iou):
 
 
 def shift_digits(images, shifts):
-    """Return images (n, 28, 28) on canvases (n, 36, 36), translated from the center by shifts (n,
-    2), (dy, dx) px"""
+    """Return images (n, 28, 28) on canvases (n, 36, 36), translated from the center by shifts
+    (n, 2), (dy, dx) px"""
     around = (2 * MAX_SHIFT, 2 * MAX_SHIFT)
     padded = np.pad(images, [(0, 0), around, around])                                  # (n, 44, 44)
     windows = sliding_window_view(padded, (CANVAS, CANVAS), axis=(1, 2))         # (n, 9, 9, 36, 36)
@@ -601,8 +601,8 @@ def warp_digits(images, strength, rng):
 
     images: (n, 28, 28) uint8. strength: 1 means a rotation by up to 10 degrees, a shear by up to
     0.1, a scaling of each axis by up to 10%, and displacements drawn on a grid, as in resample,
-    with a standard deviation of 0.5 px. All of these are proportional to strength. Return (n, 28,
-    28) uint8."""
+    with a standard deviation of 0.5 px. All of these are proportional to strength. Return
+    (n, 28, 28) uint8."""
     n = len(images)
     angle, shear, scale_y, scale_x = rng.uniform(-strength, strength, (4, n))
     cos = np.cos(angle * np.deg2rad(10))
@@ -760,8 +760,8 @@ def squash_forward(s):
 
 
 def squash_backward(dv, cache):
-    """Return ds, with the shape of s:
-    ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
+    """Return ds, with the shape of s. With q = |s|:
+      ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
     s, norm, gain = cache
     radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
     return dv * gain + s * (radial * ((1 - norm * norm) / (norm * (1 + norm * norm) ** 2)))
@@ -772,9 +772,9 @@ def votes_forward(u, W):
     et al. 2017, Eq. 2).
 
     u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I,
-    or one for each of B types, with I ordered (position, type). W_ij is stored transposed, as (E,
-    D), so that each type is one row-major GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D),
-    and a cache for votes_backward."""
+    or one for each of B types, with I ordered (position, type). W_ij is stored transposed, as
+    (E, D), so that each type is one row-major GEMM (N*I/B, E) @ (E, J*D). Return u_hat,
+    (N, J, I, D), and a cache for votes_backward."""
     N, I, E = u.shape
     B, _, J, D = W.shape
     u_hat = np.empty((N * I // B, B, J * D), u.dtype)
@@ -797,9 +797,8 @@ def votes_backward(du_hat, cache):
 
 def softmax_forward(b):
     """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq.
-    3).
-    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N,
-    J, I)."""
+    3). b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c,
+    (N, J, I)."""
     c = np.exp(b - b.max(1, keepdims=True))
     return c / c.sum(1, keepdims=True)
 
@@ -886,7 +885,8 @@ M_PLUS, M_MINUS, DOWN_WEIGHT = 0.9, 0.1, 0.5
 
 def margin_loss(lengths, present):
     """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged
-    over the batch: L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
+    over the batch:
+      L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2
 
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dlengths, (N, J)."""
@@ -905,8 +905,8 @@ def sigmoid(x):
 
 def sigmoid_cross_entropy(scores, present):
     """Compute the CNN's loss: binary cross-entropy with logits, summed over the classes and
-    averaged over the batch. With p = sigmoid(score): -T log p - (1 - T) log(1 - p) = log(1 +
-    exp(-score)) + (1 - T) score.
+    averaged over the batch. With p = sigmoid(score):
+      -T log p - (1 - T) log(1 - p) = log(1 + exp(-score)) + (1 - T) score
 
     scores: (N, J). present: T, (N, J), 1 for the classes in the image, 0 for the others. Return the
     loss, a float, and dscores, (N, J)."""
@@ -917,8 +917,8 @@ def sigmoid_cross_entropy(scores, present):
 
 def reconstruction_loss(recon, target):
     """Compute the squared error of the reconstructions, summed over pixels and digits and averaged
-    over the batch. recon, target: (N, R, H, W). Return the loss, a float, and drecon, (N, R, H,
-    W)."""
+    over the batch. recon, target: (N, R, H, W). Return the loss, a float, and drecon,
+    (N, R, H, W)."""
     error = recon - target
     return float(np.vdot(error, error)) / len(recon), error * (2 / len(recon))
 
@@ -1483,8 +1483,8 @@ def update_running_statistics(running, shard_statistics, step):
 # of all images, is contiguous.
 
 def im2col_rows(x, K):
-    """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels, (H-K+1, N,
-    W, K).
+    """Return K shifted copies of the rows of one-channel images x (N, H, W) as channels,
+    (H-K+1, N, W, K).
 
     With them, a KxK convolution of one channel is a 1xK convolution of K channels: one GEMM with an
     inner dimension of K*K instead of K GEMMs with an inner dimension of K."""
@@ -1493,8 +1493,8 @@ def im2col_rows(x, K):
 
 def im2col(x, width, stride):
     """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays
-    (ceil((H-p)/stride), N, Wo, width*C): cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox
-    + width].
+    (ceil((H-p)/stride), N, Wo, width*C):
+      cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width]
 
     A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix
     products on bands of image rows, which are contiguous because rows of each parity p have an
@@ -1526,8 +1526,8 @@ def im2col_band(cols, ky, stride, Ho):
 
 
 def conv2d_forward(x, w, stride):
-    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y (Ho,
-    N, Wo, F) and a cache."""
+    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y
+    (Ho, N, Wo, F) and a cache."""
     Kh, Kw, C, F = w.shape
     Ho = (len(x) - Kh) // stride + 1
     cols = im2col(x, Kw, stride)
@@ -1598,8 +1598,8 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None):
-    """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance
-    + eps) + beta.
+    """Batch normalization (Ioffe & Szegedy 2015), per channel:
+      y = gamma (x - mean) / sqrt(variance + eps) + beta
 
     x (H, N, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in
     training, without it, those of x over samples and positions. Return y, (mean, variance) and a
@@ -1624,8 +1624,9 @@ def norm_forward(x, gamma, beta, running=None):
 
 
 def norm_backward(dy, cache):
-    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
-    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
+    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics. With
+    xhat = (x - mean) / std:
+      dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat))"""
     x, gamma, mean, inv_std = cache
     _, _, W, C = dy.shape
     n = dy.size // C
@@ -1642,9 +1643,9 @@ def norm_backward(dy, cache):
 
 
 def max_pool_forward(x):
-    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N,
-    W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be applied to y in
-    place."""
+    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y
+    (H//2, N, W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be
+    applied to y in place."""
     y = functools.reduce(np.maximum, window_corners(x))
     return y, (x, y)
 
@@ -1663,8 +1664,8 @@ def max_pool_backward(dy, cache):
 
 
 def window_corners(x):
-    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays (H//2, N,
-    W//2, C)"""
+    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays
+    (H//2, N, W//2, C)"""
     H = x.shape[0] // 2 * 2
     W = x.shape[2] // 2 * 2
     return [x[i:H:2, :, j:W:2] for i in (0, 1) for j in (0, 1)]

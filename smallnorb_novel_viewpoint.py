@@ -1094,8 +1094,8 @@ def squash_forward(s):
 
 
 def squash_backward(dv, cache):
-    """Return ds, with the shape of s:
-    ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
+    """Return ds, with the shape of s. With q = |s|:
+      ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
     s, norm, gain = cache
     radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
     return dv * gain + s * (radial * ((1 - norm * norm) / (norm * (1 + norm * norm) ** 2)))
@@ -1106,9 +1106,9 @@ def votes_forward(u, W):
     et al. 2017, Eq. 2).
 
     u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I,
-    or one for each of B types, with I ordered (position, type). W_ij is stored transposed, as (E,
-    D), so that each type is one row-major GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D),
-    and a cache for votes_backward."""
+    or one for each of B types, with I ordered (position, type). W_ij is stored transposed, as
+    (E, D), so that each type is one row-major GEMM (N*I/B, E) @ (E, J*D). Return u_hat,
+    (N, J, I, D), and a cache for votes_backward."""
     N, I, E = u.shape
     B, _, J, D = W.shape
     u_hat = np.empty((N * I // B, B, J * D), u.dtype)
@@ -1131,9 +1131,8 @@ def votes_backward(du_hat, cache):
 
 def softmax_forward(b):
     """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq.
-    3).
-    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N,
-    J, I)."""
+    3). b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c,
+    (N, J, I)."""
     c = np.exp(b - b.max(1, keepdims=True))
     return c / c.sum(1, keepdims=True)
 
@@ -1258,7 +1257,8 @@ M_PLUS, M_MINUS, DOWN_WEIGHT = 0.9, 0.1, 0.5
 
 def margin_loss(lengths, present):
     """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged
-    over the batch: L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
+    over the batch:
+      L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2
 
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dlengths, (N, J)."""
@@ -1748,8 +1748,8 @@ def update_running_statistics(running, shard_statistics, step):
 
 def im2col(x, width, stride):
     """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays
-    (ceil((H-p)/stride), N, Wo, width*C): cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox
-    + width].
+    (ceil((H-p)/stride), N, Wo, width*C):
+      cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width]
 
     A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix
     products on bands of image rows, which are contiguous because rows of each parity p have an
@@ -1781,8 +1781,8 @@ def im2col_band(cols, ky, stride, Ho):
 
 
 def conv2d_forward(x, w, stride):
-    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y (Ho,
-    N, Wo, F) and a cache."""
+    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y
+    (Ho, N, Wo, F) and a cache."""
     Kh, Kw, C, F = w.shape
     Ho = (len(x) - Kh) // stride + 1
     cols = im2col(x, Kw, stride)
@@ -1842,8 +1842,8 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None):
-    """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance
-    + eps) + beta.
+    """Batch normalization (Ioffe & Szegedy 2015), per channel:
+      y = gamma (x - mean) / sqrt(variance + eps) + beta
 
     x (H, N, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in
     training, without it, those of x over samples and positions. Return y, (mean, variance) and a
@@ -1868,8 +1868,9 @@ def norm_forward(x, gamma, beta, running=None):
 
 
 def norm_backward(dy, cache):
-    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
-    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
+    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics. With
+    xhat = (x - mean) / std:
+      dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat))"""
     x, gamma, mean, inv_std = cache
     _, _, W, C = dy.shape
     n = dy.size // C
@@ -1891,9 +1892,9 @@ def sigmoid(x):
 
 
 def max_pool_forward(x):
-    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N,
-    W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be applied to y in
-    place."""
+    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y
+    (H//2, N, W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be
+    applied to y in place."""
     y = functools.reduce(np.maximum, window_corners(x))
     return y, (x, y)
 
@@ -1912,8 +1913,8 @@ def max_pool_backward(dy, cache):
 
 
 def window_corners(x):
-    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays (H//2, N,
-    W//2, C)"""
+    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays
+    (H//2, N, W//2, C)"""
     H = x.shape[0] // 2 * 2
     W = x.shape[2] // 2 * 2
     return [x[i:H:2, :, j:W:2] for i in (0, 1) for j in (0, 1)]
