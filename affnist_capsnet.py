@@ -2542,7 +2542,9 @@ def new_folder(name):
     and what was made"""
     parents = make_folder(Path("runs", EXPERIMENT))
     for k in itertools.count(1):
-        folder = Path("runs", EXPERIMENT, name if k == 1 else f"{name}-{k}")
+        folder = Path("runs", EXPERIMENT, name)
+        if k > 1:
+            folder = folder.with_name(f"{name}-{k}")
         try:
             folder.mkdir()
             return folder, [folder, *parents]
@@ -2678,7 +2680,7 @@ def finished_result(folder, config):
         result = json.loads(path.read_text("utf-8"))
         theirs = result["config"]
         goes_on = theirs["n_epochs"] < config.n_epochs
-        data_name(result["source"], result["trained_on"])
+        data_name(result["source"], result["trained_on"])      # as print_table will call it
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: damaged. "
                          "Delete it, and the same command tests the run again") from None
@@ -2690,10 +2692,14 @@ def finished_result(folder, config):
             again = command_line("--load", folder, flag_of(f.name), value)
             raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
                              f"{theirs[f.name]}. Test it again: {again}")
-    if bool(config.affnist_dir) != ("real_accuracy" in result):
-        with_files = ["--affnist-dir", config.affnist_dir] if config.affnist_dir else []
-        raise InputError(f"--affnist-dir {config.affnist_dir or 'left out'}: {folder} is finished. "
-                         f"Test it again: {command_line('--load', folder, *with_files)}")
+    has_real_digits = "real_affine_accuracy" in result         # affNIST's own, see TEST_SETS
+    if has_real_digits and not config.affnist_dir:
+        raise InputError(f"--affnist-dir left out: {folder} is finished, with it. Test it again: "
+                         f"{command_line('--load', folder)}")
+    if config.affnist_dir and not has_real_digits:
+        again = command_line("--load", folder, "--affnist-dir", config.affnist_dir)
+        raise InputError(f"--affnist-dir {config.affnist_dir}: {folder} is finished, without it. "
+                         f"Test it again: {again}")
     for f in SETTINGS:
         value = getattr(config, f.name)
         if "test" in f.metadata and theirs.get(f.name, value) != value:

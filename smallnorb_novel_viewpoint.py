@@ -2858,7 +2858,9 @@ def new_folder(name):
     and what was made"""
     parents = make_folder(Path("runs", EXPERIMENT))
     for k in itertools.count(1):
-        folder = Path("runs", EXPERIMENT, name if k == 1 else f"{name}-{k}")
+        folder = Path("runs", EXPERIMENT, name)
+        if k > 1:
+            folder = folder.with_name(f"{name}-{k}")
         try:
             folder.mkdir()
             return folder, [folder, *parents]
@@ -2990,7 +2992,7 @@ def finished_result(folder, config):
         result = json.loads(path.read_text("utf-8"))
         theirs = result["config"]
         goes_on = theirs["n_epochs"] < config.n_epochs
-        data_name(result["source"], result["trained_on"])
+        data_name(result["source"], result["trained_on"])      # as print_table will call it
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: damaged. "
                          "Delete it, and the same command tests the run again") from None
