@@ -579,7 +579,7 @@ def rng_for(seed, purpose, *key):
 
 BOX = 28                           # side of an MNIST image, px
 SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
-CHUNK = 2048                  # digits drawn at once, so that memory does not grow with their number
+CHUNK = 2048                       # digits drawn at once, so that memory does not grow with all
 # affNIST's ranges of the factors of an affine transformation: degrees, x per y, scale factors
 RANGES = {"rotation": (-20.0, 20.0), "shear": (-0.2, 0.2),
           "scale_y": (0.8, 1.2), "scale_x": (0.8, 1.2)}
@@ -1442,7 +1442,7 @@ def relu_backward(dv, s):
 SQUASH = squash_forward, squash_backward
 PLAIN = same_forward, same_backward
 RELU = relu_forward, relu_backward
-SQUASHES = {               # for each --squash: (forward, backward) of primary and of class capsules
+SQUASHES = {                       # by --squash: (forward, backward) of primary, of class capsules
     "all": (SQUASH, SQUASH),
     "last": (PLAIN, SQUASH),
     "none": (PLAIN, PLAIN),
@@ -2482,10 +2482,10 @@ class Progress:
             say(" " * self.width, self.config, end="\r")
 
 
-TABLE = {"n_params": ("parameters", ",d")}             # what is printed of a test: label, format
-for sets in TEST_SETS.values():
-    for key, _, name in sets:
-        TABLE[f"{key}_accuracy"] = (f"correct {name}", ".4f")
+TABLE = {                          # what is printed of a test: label, format
+    "n_params": ("parameters", ",d"),
+    **{f"{key}_accuracy": (f"correct {name}", ".4f")
+       for test_sets in TEST_SETS.values() for key, _, name in test_sets}}
 
 
 

@@ -566,9 +566,9 @@ def rng_for(seed, purpose, *key):
 
 CANVAS = 36                        # side of a composite, px
 MAX_SHIFT = 4                      # a digit is translated by -4..+4 whole px on each axis
-BOX = 20                         # px; MNIST's digits fit a 20x20 box, here assumed at the center of
-                                   # the 28x28 image
-CHUNK = 2048                   # pairs drawn at once, so that memory does not grow with their number
+BOX = 20                           # px; MNIST's digits fit a 20x20 box, here assumed at the center
+                                   # of the 28x28 image
+CHUNK = 2048                       # pairs drawn at once, so that memory does not grow with all
 
 
 def allowed_shift_pairs(min_iou):
@@ -593,7 +593,7 @@ def shift_digits(images, shifts):
     return windows[np.arange(len(images)), tops, lefts]
 
 
-BEND_GRID = 5                  # nodes per side of the grid on which an elastic deformation is drawn
+BEND_GRID = 5                      # nodes per side of the grid of an elastic deformation
 
 
 def warp_digits(images, strength, rng):
@@ -943,10 +943,10 @@ def loss_name(config):
 # -------------------------------------------------------------- the networks
 
 E, D = 8, 16                       # dimensions of a primary and of a digit capsule
-VOTE_GAIN = 0.01              # initial variance of a vote / variance of primary capsules; with 0.08
-                                   # accuracy is 3 points lower after 12 epochs
+VOTE_GAIN = 0.01                   # initial variance of a vote / variance of primary capsules; with
+                                   # 0.08 accuracy is 3 points lower after 12 epochs
 TYPES = {"classic": 8, "paper": 32}                            # of primary capsules; others have 16
-DECODER = {"residual": (512, 1024), "paper": (512, 1024)}    # hidden units; others have 256 and 512
+DECODER = {"residual": (512, 1024), "paper": (512, 1024)}      # hidden units; others 256 and 512
 
 # A convolution, in this order: valid, with F channels and a KxK kernel; a normalization or a bias;
 # 2x2 max pooling if `pool`; a ReLU, but for PrimaryCaps. A skip connection adds the input of a
