@@ -159,11 +159,11 @@ def draw_strokes(n, rng):
         (one, first), (other, second) = (strokes[k] for k in rng.integers(len(strokes), size=2))
         if one != other:
             names = set(f"{first} {second}".split())
-            points, basis = affnist._stroke_basis(f"{first} | {second}", len(names))
+            points, basis = affnist.stroke_basis(f"{first} | {second}", len(names))
             points = points + 0.1 * rng.normal(0, 0.7, points.shape)
             width = np.exp(rng.normal(0.92, 0.26, 1)).clip(1.2, 4.5)
             dots = (basis @ points)[None] * np.array([0.8, 1.0])
-            images.append(affnist._render(dots, width, rng.uniform(1.0, 1.6, 1), np.ones((1, affnist.DOTS)))[0])
+            images.append(affnist.render_strokes(dots, width, rng.uniform(1.0, 1.6, 1), np.ones((1, affnist.DOTS)))[0])
     return np.rint(255 * np.stack(images)).astype(np.uint8)
 
 

@@ -80,23 +80,21 @@ import os
 import platform
 import shlex
 import shutil
+import struct
 import sys
 import time
+import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-# Before numpy: worker threads share a batch instead
-os.environ |= dict.fromkeys("OPENBLAS_NUM_THREADS OMP_NUM_THREADS MKL_NUM_THREADS VECLIB_MAXIMUM_THREADS".split(), "1")
+# BLAS works on one thread, since worker threads share a batch. This must be said before numpy is imported.
+for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+                 "VECLIB_MAXIMUM_THREADS"):
+    os.environ[variable] = "1"
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-
-with contextlib.suppress(AttributeError, OSError, TypeError):
-    # One heap for all threads, which keeps freed memory (glibc): without, a step takes 1.1 to 1.35 times as long.
-    # Before 2.35 the highest limit is 32 MB
-    for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
-        ctypes.CDLL(None).mallopt(option, value)
 
 EXPERIMENT = "smallnorb_novel_viewpoint"
 PRETRAINED = tuple(Path(__file__).resolve().with_name("weights") / f"smallnorb_{model}.npz"
@@ -160,8 +158,9 @@ WITH_AZIMUTHS = {"split": ("azimuth", "instance")}
 class Config:
     """All settings of a run; the flags of the command line are made from them.
 
-    A setting that is not given, or None, becomes its default. Raise InputError if a value is of another type or out
-    of bounds, or if it differs from the default although the setting does not apply beside the others."""
+    A setting that is not given, or None, becomes its default. Raise InputError if a value is of
+    another type or out of bounds, or if it differs from the default although the setting does not
+    apply beside the others."""
     data: str = setting("toys", "toys: rendered here; smallnorb: its own files; shapes: five sets "
                         "of points (defaults: 10 epochs, lr 0.002, preset wide, azimuths 0:150, "
                         "200:330)", choices=("toys", "smallnorb", "shapes"), test=True)
@@ -193,8 +192,8 @@ class Config:
                           "4, backbones twice as wide; paper: the paper's sizes, others as small",
                           choices=("small", "wide", "paper"))
     width: int = setting(0, "capsule types; channels of conv1 (cnn, cnn-bn) or conv5 (cnn-gap); 0: "
-                         "as many parameters as matrix-capsnet (cnn, cnn-bn; of preset paper 32) or "
-                         "capsnet-shared", low=0, high=4096,
+                         "as many parameters as matrix-capsnet (cnn, cnn-bn; of preset paper 32) "
+                         "or capsnet-shared", low=0, high=4096,
                          only={"model": (*PAPER_CNNS, "cnn-gap", "capsnet", "matrix-head")})
     routing_iters: int = setting(None, "routing iterations; 1: uniform assignment, no routing",
                                  low=1, high=50, only={"model": CAPSULES}, test=True,
@@ -257,37 +256,45 @@ def fill_in(config, defaults):
         check_setting(f, config, defaults[f.name])
 
 
-KINDS_OF_VALUE = {                 # by the type of a setting: what its values must be instances of, in words
-    int: (numbers.Integral, "a whole number"), float: (numbers.Real, "a number"),
-    str: (str, "a text"), bool: ((bool, np.bool_), "True or False")}
+# By the type of a setting: the type of its values, and what it is called
+KINDS_OF_VALUE = {
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a text"),
+    bool: ((bool, np.bool_), "True or False")}
 
 
 def check_types(config):
-    """Raise InputError if a value is of another type than its field. Convert it to a type that JSON knows"""
+    """Raise InputError if a value is of another type than its field. Convert it to a type that JSON
+    knows"""
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
+        if value is None:
+            continue
         kind, in_words = KINDS_OF_VALUE[f.type]
-        is_number_for_bool = f.type is not bool and isinstance(value, bool)
-        if value is not None:
-            if is_number_for_bool or not isinstance(value, kind):
-                raise InputError(f"{flag_of(f.name)} {value}: must be {in_words}")
-            object.__setattr__(config, f.name, f.type(value))
+        is_bool_for_number = isinstance(value, bool) and f.type is not bool
+        if is_bool_for_number or not isinstance(value, kind):
+            raise InputError(f"{flag_of(f.name)} {value}: must be {in_words}")
+        object.__setattr__(config, f.name, f.type(value))
 
 
 def check_setting(f, config, default):
-    """Raise InputError if a setting's value is out of bounds, or if the setting does not apply and the value is not its
-    default"""
-    value, flag = getattr(config, f.name), flag_of(f.name)
+    """Raise InputError if a setting's value is out of bounds, or if the setting does not apply and
+    the value is not its default"""
+    value = getattr(config, f.name)
+    flag = flag_of(f.name)
     if not applies(f, config):
         if value != default:
-            needed = " and ".join(f"{flag_of(name)} {', '.join(values)}"
-                                  for name, values in f.metadata["only"].items())
-            raise InputError(f"{flag} applies only to {needed}. Leave it out")
+            needed = [f"{flag_of(name)} {', '.join(values)}"
+                      for name, values in f.metadata["only"].items()]
+            raise InputError(f"{flag} applies only to {' and '.join(needed)}. Leave it out")
     elif "choices" in f.metadata:
-        if value not in f.metadata["choices"]:
-            raise InputError(f"{flag} {value}: must be one of {', '.join(f.metadata['choices'])}")
+        choices = f.metadata["choices"]
+        if value not in choices:
+            raise InputError(f"{flag} {value}: must be one of {', '.join(choices)}")
     elif "high" in f.metadata:
-        low, high = f.metadata["low"], f.metadata["high"]
+        low = f.metadata["low"]
+        high = f.metadata["high"]
         if not low <= value <= high:
             raise InputError(f"{flag} {value}: must be from {low:g} to {high:.10g}")
 
@@ -298,37 +305,40 @@ def applies(f, config):
     return all(getattr(config, name) in values for name, values in needed.items())
 
 
-def with_uniform_coupling(config):
-    """Return the Config of the same network with uniform coupling coefficients, which is one routing iteration. A
-    network without routing stays as it is"""
-    if config.model not in CAPSULES:
-        return config
-    return dataclasses.replace(config, routing_iters=1)
-
-
 def flag_of(name):
     """Return the command-line flag of a setting"""
     return "--" + name.replace("_", "-")
 
 
+def with_uniform_coupling(config):
+    """Return the Config of the same network with uniform coupling coefficients, which is one
+    routing iteration. A network without routing stays as it is"""
+    if config.model not in CAPSULES:
+        return config
+    return dataclasses.replace(config, routing_iters=1)
+
+
 def configs_of(given):
-    """Return the Config of each given model, from {setting: value}, in which model is a list. What another model of
-    the list has, and this one lacks, is left out for this one"""
+    """Return the Config of each given model, from {setting: value}, in which model is a list. A
+    setting that only others of these models have is left out"""
     models = dict.fromkeys(given.get("model", default_models(given)))
     configs = []
     for model in models:
-        own = {"model": model}
-        for f in SETTINGS:
-            having = f.metadata.get("only", {}).get("model", models)
-            is_of_another = model not in having and any(other in having for other in models)
-            if f.name in given and f.name != "model" and not is_of_another:
-                own[f.name] = given[f.name]
-        configs.append(Config(**own))
+        own = {f.name: given[f.name] for f in SETTINGS
+               if f.name in given and not is_of_another(f, model, models)}
+        configs.append(Config(**own | {"model": model}))
     return configs
 
 
+def is_of_another(f, model, models):
+    """Return whether a setting does not apply to a model, but to another one of some models"""
+    having = f.metadata.get("only", {}).get("model", models)
+    return model not in having and any(other in having for other in models)
+
+
 def default_models(given):
-    """Return the models that are trained without --model: the paper's network, its CNN and one that is stronger"""
+    """Return the models that are trained without --model: the paper's network, its CNN and one that
+    is stronger"""
     if given.get("data") == "shapes":
         return "matrix-capsnet", "cnn", "cnn-gap", "nearest"
     return "matrix-capsnet", "cnn", "cnn-bn"
@@ -396,12 +406,27 @@ SHARD = 16                         # samples that a thread computes at once; als
 
 
 def worker_threads(config):
-    """Return a pool of threads. NumPy's BLAS works with one thread in each of them, also if numpy was imported before
-    this file: with more threads the rounding of products would depend on the number of cores"""
+    """Return a pool of threads, of which each computes shards of a batch"""
+    set_up_process()
+    return ThreadPoolExecutor(config.threads or n_cores(),
+                              initializer=lambda: np.seterr(all="ignore"))
+
+
+def set_up_process():
+    """Make the results of this process independent of its cores, and its steps faster. Called by main
+    and by worker_threads, hence by train and before every evaluation; not by an import"""
+    # BLAS on one thread, also if numpy was imported before this file: with more threads the rounding
+    # of products would depend on the number of cores
     with contextlib.suppress(AttributeError):
         openblas().scipy_openblas_set_num_threads64_(1)
-    sys.setswitchinterval(2e-5)    # s; with Python's 5 ms a default step takes 1.04 times as long
-    return ThreadPoolExecutor(config.threads or n_cores(), initializer=lambda: np.seterr(all="ignore"))
+    # Threads take turns every 0.02 ms: with Python's 5 ms a default step takes 1.04 times as long
+    sys.setswitchinterval(2e-5)
+    # One heap for all threads, which keeps freed memory (glibc's mallopt): without, a step takes 1.1
+    # to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3 (of glibc before 2.35 at most 32 MB),
+    # M_TRIM_THRESHOLD -1
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
+            ctypes.CDLL(None).mallopt(option, value)
 
 
 def batches(samples, size):
@@ -477,16 +502,6 @@ def validate(weights, data, config, workers):
     """Return the metrics after an epoch: those of the test images, which nothing is chosen by"""
     metrics = evaluate_test(weights, data, config, workers)
     return {name: metrics[name] for name in ("familiar", "novel", "drop", "familiar_loss", "novel_loss")}
-
-
-RUN_NAME = "{model}-{preset}-{data}-{split}-seed{seed}"            # of a new folder
-SEVERAL_NAME = "several-{data}-{split}-seed{seed}"                  # of one for several models
-WATCHED = "familiar"               # after every epoch
-PROGRESS = ("epoch {epoch}/{n_epochs}  train loss {train_loss:.3f}  train accuracy {train_accuracy:.3f}  "
-            "test accuracy: familiar {familiar:.3f}, novel {novel:.3f}  {seconds:.0f} s")
-TABLE = {                          # what is printed of a test: label, format
-    "n_params": ("parameters", ",d"), "familiar": ("accuracy, familiar viewpoints", ".4f"),
-    "novel": ("accuracy, novel viewpoints", ".4f"), "drop": ("drop", ".4f")}
 
 
 # -------------------------------------------------------------- the task: classify objects from novel viewpoints
@@ -1069,28 +1084,36 @@ SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero 
 
 
 def squash_forward(s):
-    """Squash the vectors s along the last axis to v = |s|^2 / (1 + |s|^2) * s / |s| (Sabour et al. 2017, Eq. 1).
-    The direction is kept, the length is below 1. Return v, with the shape of s, and a cache for squash_backward."""
-    norm = np.sqrt(np.einsum("...d,...d->...", s, s)[..., None] + SQUASH_EPS)           # (..., 1)
+    """Squash the vectors s along the last axis to v = |s|^2 / (1 + |s|^2) * s / |s| (Sabour et al.
+    2017, Eq. 1). The direction is kept, the length is below 1. Return v, with the shape of s, and a
+    cache for squash_backward."""
+    square = np.einsum("...d,...d->...", s, s)[..., None]                               # (..., 1)
+    norm = np.sqrt(square + SQUASH_EPS)
     gain = norm / (1 + norm * norm)
     return s * gain, (s, norm, gain)
 
 
 def squash_backward(dv, cache):
-    """Return ds, with the shape of s: ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2), with q = |s|."""
+    """Return ds, with the shape of s. With q = |s|:
+      ds = dv q / (1 + q^2) + s (s . dv) (1 - q^2) / (q (1 + q^2)^2)"""
     s, norm, gain = cache
     radial = np.einsum("...d,...d->...", s, dv)[..., None]                              # (..., 1)
     return dv * gain + s * (radial * ((1 - norm * norm) / (norm * (1 + norm * norm) ** 2)))
 
 
 def votes_forward(u, W):
-    """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour et al. 2017, Eq. 2).
-    u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I, or one for each of
-    B types, with I ordered (position, type). W_ij is stored transposed, as (E, D), so that each type is one row-major
-    GEMM (N*I/B, E) @ (E, J*D). Return u_hat, (N, J, I, D), and a cache for votes_backward."""
-    (N, I, E), (B, _, J, D) = u.shape, W.shape
+    """Compute the votes u_hat_j|i = W_ij u_i of all input capsules for all output capsules (Sabour
+    et al. 2017, Eq. 2).
+
+    u: input capsules, (N, I, E). W: transformation matrices, (B, E, J, D): one per capsule, B = I,
+    or one for each of B types, with I ordered (position, type). W_ij is stored transposed, as
+    (E, D), so that each type is one row-major GEMM (N*I/B, E) @ (E, J*D). Return u_hat,
+    (N, J, I, D), and a cache for votes_backward."""
+    N, I, E = u.shape
+    B, _, J, D = W.shape
     u_hat = np.empty((N * I // B, B, J * D), u.dtype)
-    np.matmul(u.reshape(-1, B, E).transpose(1, 0, 2), W.reshape(B, E, J * D), out=u_hat.transpose(1, 0, 2))
+    by_type = u.reshape(-1, B, E).transpose(1, 0, 2)                                 # (B, N*I/B, E)
+    np.matmul(by_type, W.reshape(B, E, J * D), out=u_hat.transpose(1, 0, 2))
     return u_hat.reshape(N, I, J, D).transpose(0, 2, 1, 3), (u, W)
 
 
@@ -1098,15 +1121,18 @@ def votes_backward(du_hat, cache):
     """Return du (N, I, E) and dW (B, E, J, D) from du_hat (N, J, I, D)."""
     u, W = cache
     B, E, J, D = W.shape
-    by_type = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J * D).transpose(1, 0, 2)     # (B, N*I/B, J*D)
-    du = np.empty(u.shape, u.dtype)
-    np.matmul(by_type, W.reshape(B, E, J * D).transpose(0, 2, 1), out=du.reshape(-1, B, E).transpose(1, 0, 2))
-    return du, np.matmul(u.reshape(-1, B, E).transpose(1, 2, 0), by_type).reshape(W.shape)
+    du_hat = du_hat.transpose(0, 2, 1, 3).reshape(-1, B, J * D)                    # (N*I/B, B, J*D)
+    du_hat = du_hat.transpose(1, 0, 2)                                             # (B, N*I/B, J*D)
+    du = np.empty((u.size // (B * E), B, E), u.dtype)
+    np.matmul(du_hat, W.reshape(B, E, J * D).transpose(0, 2, 1), out=du.transpose(1, 0, 2))
+    dW = np.matmul(u.reshape(-1, B, E).transpose(1, 2, 0), du_hat)                     # (B, E, J*D)
+    return du.reshape(u.shape), dW.reshape(W.shape)
 
 
 def softmax_forward(b):
-    """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq. 3).
-    b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c, (N, J, I)."""
+    """Compute the coupling coefficients c_ij = exp(b_ij) / sum_k exp(b_ik) (Sabour et al. 2017, Eq.
+    3). b: routing logits, (N, J, I). The softmax runs over the output capsules, axis 1. Return c,
+    (N, J, I)."""
     c = np.exp(b - b.max(1, keepdims=True))
     return c / c.sum(1, keepdims=True)
 
@@ -1119,53 +1145,65 @@ def softmax_backward(dc, c):
 def routing_forward(u_hat, n_iters, squash_forward=squash_forward):
     """Compute the output capsules by dynamic routing (Sabour et al. 2017, Procedure 1).
 
-    Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3), sums the votes into
-    s_j = sum_i c_ij u_hat_j|i (Eq. 2), squashes s_j to v_j (Eq. 1), and adds the agreement u_hat_j|i . v_j to the
-    logits b_ij, which start at zero for every sample. The last iteration skips that update, which nothing would use.
+    Each iteration sets the coupling coefficients c = softmax(b) over the output capsules (Eq. 3),
+    sums the votes into s_j = sum_i c_ij u_hat_j|i (Eq. 2), squashes s_j to v_j (Eq. 1), and adds
+    the agreement u_hat_j|i . v_j to the logits b_ij, which start at zero for every sample. The last
+    iteration skips that update, which nothing would use.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients.
-    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v, (N, J, D), and a
-    cache for routing_backward: u_hat and, of every iteration, c, v and the cache of the squash. c is
-    (N, J, I), but (1, I) in the first iteration, where it is the same for all samples and output capsules."""
+    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v,
+    (N, J, D), and a cache for routing_backward: u_hat and, of every iteration, c, v and the cache
+    of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is the same for all
+    samples and output capsules."""
     N, J, I, D = u_hat.shape
-    c, b, v, steps = np.full((1, I), 1 / J, u_hat.dtype), 0, None, []
+    c = np.full((1, I), 1 / J, u_hat.dtype)
     s = np.matmul(c, u_hat.transpose(0, 2, 1, 3).reshape(N, I, J * D)).reshape(N, J, D)
-    for r in range(n_iters):
-        if r > 0:
-            b = b + np.matmul(u_hat, v[..., None])[..., 0]                              # (N, J, I)
-            c = softmax_forward(b)
-            s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                             # (N, J, D)
+    v, v_cache = squash_forward(s)
+    steps = [(c, v, v_cache)]
+    b = 0
+    for _ in range(1, n_iters):
+        b = b + np.matmul(u_hat, v[..., None])[..., 0]                                  # (N, J, I)
+        c = softmax_forward(b)
+        s = np.matmul(c[:, :, None, :], u_hat)[:, :, 0]                                 # (N, J, D)
         v, v_cache = squash_forward(s)
         steps.append((c, v, v_cache))
     return v, (u_hat, steps)
 
 
 def routing_backward(dv, cache, squash_backward=squash_backward):
-    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations. squash_backward: of the forward
-    pass's squash_forward.
+    """Return du_hat (N, J, I, D) from dv (N, J, D), through all routing iterations.
+    squash_backward: of the forward pass's squash_forward.
 
-    Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds for a weighted sum,
-    db v for an agreement. These T = 2 n_iters - 1 terms are collected, and du_hat is one batched product (I, T) @
-    (T, D) for every (n, j). db, (N, J, I), is a sum over the iterations, as the logits are: b_r is also in b_(r+1)."""
+    Each use of u_hat_j|i adds a coefficient times a D-dimensional direction to its gradient: c ds
+    for a weighted sum, db v for an agreement. These T = 2 n_iters - 1 terms are collected, and
+    du_hat is one batched product (I, T) @ (T, D) for every (n, j). db, (N, J, I), is a sum over the
+    iterations, as the logits are: b_r is also in b_(r+1)."""
     u_hat, steps = cache
     N, J, I, D = u_hat.shape
-    terms, db = [], 0
+    coefficients = []
+    directions = []
+    db = 0
     for r in reversed(range(len(steps))):
         c, _, v_cache = steps[r]
         ds = squash_backward(dv, v_cache)                                               # (N, J, D)
-        terms.append((c, ds))
-        if r > 0:                                                       # in the first iteration c is a constant
+        coefficients.append(np.broadcast_to(c, (N, J, I)))
+        directions.append(ds)
+        if r > 0:                                           # in the first iteration c is a constant
             dc = np.matmul(u_hat, ds[..., None])[..., 0]                                # (N, J, I)
-            db = db + softmax_backward(dc, c)                           # b_r = b_(r-1) + u_hat . v_(r-1)
-            terms.append((db, steps[r - 1][1]))
-            dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                              # (N, J, D), of v_(r-1)
-    coefficients = np.stack([np.broadcast_to(a, (N, J, I)) for a, _ in terms], 2)       # (N, J, T, I)
-    directions = np.stack([direction for _, direction in terms], 2)                     # (N, J, T, D)
-    return np.matmul(coefficients.transpose(0, 1, 3, 2), directions, out=np.empty_like(u_hat))     # in memory as u_hat
+            db = db + softmax_backward(dc, c)                  # b_r = b_(r-1) + u_hat . v_(r-1)
+            _, v_before, _ = steps[r - 1]
+            coefficients.append(db)
+            directions.append(v_before)
+            dv = np.matmul(db[:, :, None], u_hat)[:, :, 0]                              # of v_(r-1)
+    coefficients = np.stack(coefficients, 2).transpose(0, 1, 3, 2)                    # (N, J, I, T)
+    directions = np.stack(directions, 2)                                              # (N, J, T, D)
+    du_hat = np.empty_like(u_hat)                        # with its axes in the same order in memory
+    return np.matmul(coefficients, directions, out=du_hat)
 
 
 def lengths_forward(v):
-    """Compute the lengths |v_j|, the probabilities that class j is present, (N, J), of v (N, J, D), and a cache."""
+    """Compute the lengths |v_j|, the probabilities that class j is present, (N, J), of v (N, J, D),
+    and a cache."""
     lengths = np.sqrt(np.einsum("njd,njd->nj", v, v) + SQUASH_EPS)
     return lengths, (v, lengths)
 
@@ -1179,12 +1217,14 @@ def lengths_backward(dlengths, cache):
 def add_coordinates_forward(u, centers):
     """Append coordinates to each capsule, as two elements that are scaled by its length.
 
-    u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the positions' receptive
-    fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation matrices with two more rows then add
-    learned multiples of the coordinates to the votes: a variant of the coordinate addition of Hinton et al. 2018, which
-    adds them to two fixed elements. The scaling lets a capsule that sees nothing add nothing."""
+    u: vector capsules, (N, I, E), with I ordered (position, type); centers: x and y of the
+    positions' receptive fields, (positions, 2). Return (N, I, E + 2) and a cache. Transformation
+    matrices with two more rows then add learned multiples of the coordinates to the votes: a
+    variant of the coordinate addition of Hinton et al. 2018, which adds them to two fixed elements.
+    The scaling lets a capsule that sees nothing add nothing."""
     lengths, cache = lengths_forward(u)                                                 # (N, I)
-    positions = np.repeat(centers.astype(u.dtype), u.shape[1] // len(centers), axis=0)  # (I, 2)
+    n_types = u.shape[1] // len(centers)
+    positions = np.repeat(centers.astype(u.dtype), n_types, axis=0)                     # (I, 2)
     return np.concatenate([u, lengths[..., None] * positions], -1), (cache, positions)
 
 
@@ -1216,23 +1256,29 @@ M_PLUS, M_MINUS, DOWN_WEIGHT = 0.9, 0.1, 0.5
 
 
 def margin_loss(lengths, present):
-    """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged over the batch.
-    L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2.
+    """Compute the margin loss (Sabour et al. 2017, Eq. 4), summed over the classes and averaged
+    over the batch:
+      L_k = T_k max(0, 0.9 - |v_k|)^2 + 0.5 (1 - T_k) max(0, |v_k| - 0.1)^2
+
     lengths: |v_k|, (N, J). present: T_k, (N, J), 1 for the classes in the image, 0 for the others.
     Return the loss, a float, and dlengths, (N, J)."""
-    short, long = np.maximum(M_PLUS - lengths, 0), np.maximum(lengths - M_MINUS, 0)
-    loss = float((present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2).sum()) / len(lengths)
-    return loss, (2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short) / len(lengths)
+    N = len(lengths)
+    short = np.maximum(M_PLUS - lengths, 0)
+    long = np.maximum(lengths - M_MINUS, 0)
+    loss = present * short ** 2 + DOWN_WEIGHT * (1 - present) * long ** 2
+    dlengths = 2 * DOWN_WEIGHT * (1 - present) * long - 2 * present * short
+    return float(loss.sum()) / N, dlengths / N
 
 
 def cross_entropy(scores, labels):
     """Compute the cross-entropy loss, -log softmax(scores)[label], averaged over the batch.
 
     scores: (N, J); labels: (N,) int. Return the loss, a float, and dscores, (N, J)."""
+    N, J = scores.shape
     log_p = scores - scores.max(1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
-    dscores = (np.exp(log_p) - np.eye(len(log_p[0]), dtype=log_p.dtype)[labels]) / len(labels)
-    return -float(log_p[np.arange(len(labels)), labels].sum()) / len(labels), dscores
+    dscores = (np.exp(log_p) - np.eye(J, dtype=log_p.dtype)[labels]) / N
+    return -float(log_p[np.arange(N), labels].sum()) / N, dscores
 
 
 def classification_loss(out, batch, config):
@@ -1495,14 +1541,6 @@ def recompute_statistics(state, data, config, n):
     return statistics
 
 
-def check_statistics(state, data, config, workers):
-    """Say so if the accuracy after the last epoch is a point higher with recomputed statistics"""
-    weights = weights_of(state) | recompute_statistics(state, data, config, 800)
-    gain = validate(weights, data, config, workers)[WATCHED] - state["history"]["epochs"][-1][WATCHED]
-    if gain > 0.01:
-        say(f"Running statistics do not fit: {100 * gain:.1f} points more with --recompute-statistics 800", config)
-
-
 def convolutions_backward(dx, caches, grads):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C)"""
     dx = dx.swapaxes(0, 1)                                                              # (H, N, W, C)
@@ -1646,7 +1684,9 @@ def optimizer_step(state, shard_grads, rate, config, workers):
 
 def schedule(config, step, n_steps):
     """Return the fraction of the full learning rate at a step, counting from 0"""
-    decay = 1 if config.lr_schedule == "constant" else 0.5 * (1 + math.cos(math.pi * step / n_steps))
+    decay = 1
+    if config.lr_schedule == "cosine":
+        decay = 0.5 * (1 + math.cos(math.pi * step / n_steps))
     return decay * min(1, (step + 1) / max(1, config.warmup))
 
 
@@ -1654,19 +1694,24 @@ BETA1, BETA2, ADAM_EPS, ADAM_CHUNK = 0.9, 0.999, 1e-8, 1 << 17
 
 
 def adam_step(params, shard_grads, adam_m, adam_v, step, lr, workers):
-    """Do one step of Adam in place, with step counting from 1; the gradient is the sum of shard_grads, in their order.
-    p -= lr m_hat / (sqrt(v_hat) + eps), with m_hat and v_hat the bias-corrected moving averages of the gradient and of
-    its square. These are kept as sums, adam_m = m / (1 - beta1) and adam_v = v / (1 - beta2), and all factors are
-    combined into two numbers: 11 passes over memory instead of 16. The passes run over chunks that fit into the cache,
-    shared among the threads; each value is computed by itself, so the bits do not depend on the threads."""
-    root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))                           # sqrt(v_hat) = root sqrt(adam_v)
-    rate, eps = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root), ADAM_EPS / root
+    """Do one step of Adam in place, with step counting from 1; the gradient is the sum of
+    shard_grads, in their order.
+
+    p -= lr m_hat / (sqrt(v_hat) + eps), with m_hat and v_hat the bias-corrected moving averages of
+    the gradient and of its square. These are kept as sums, adam_m = m / (1 - beta1) and adam_v = v
+    / (1 - beta2), and all factors are combined into two numbers: 11 passes over memory instead of
+    16. The passes run over chunks that fit into the cache, shared among the threads; each value is
+    computed by itself, so the bits do not depend on the threads."""
+    root = float(np.sqrt((1 - BETA2) / (1 - BETA2 ** step)))       # sqrt(v_hat) = root sqrt(adam_v)
+    rate = float(lr * (1 - BETA1) / (1 - BETA1 ** step) / root)
+    eps = ADAM_EPS / root
 
     def update(chunks):
         for name, start in chunks:
             part = slice(start, start + ADAM_CHUNK)
-            p, m, v, *gs = (arrays[name].reshape(-1)[part] for arrays in (params, adam_m, adam_v, *shard_grads))
-            g = sum(gs[1:], gs[0])
+            p, m, v = (as_view(arrays[name], -1)[part] for arrays in (params, adam_m, adam_v))
+            first, *others = (grads[name].reshape(-1)[part] for grads in shard_grads)
+            g = sum(others, first)
             m *= BETA1
             m += g
             v *= BETA2
@@ -1677,15 +1722,24 @@ def adam_step(params, shard_grads, adam_m, adam_v, step, lr, workers):
     list(workers.map(update, [chunks[k::4] for k in range(4)]))
 
 
+def as_view(array, *shape):
+    """Return an array in another shape, to write into: never a copy"""
+    view = array.reshape(shape)
+    assert np.may_share_memory(view, array), "this reshape copies"
+    return view
+
+
 STATISTICS = "_mean", "_var"       # ends of the names of the running statistics
 
 
 def update_running_statistics(running, shard_statistics, step):
-    """Update running means and variances in place with the statistics of some shards, in order. A shard's weight is
-    9 / (step + 9), later 0.01, so that initial values and those of young weights are soon forgotten."""
+    """Update running means and variances in place with the statistics of some shards, in order. A
+    shard's weight is 9 / (step + 9), later 0.01, so that initial values and those of young weights
+    are soon forgotten."""
+    weight = 1 - min(0.99, step / (step + 9))
     for statistics in shard_statistics:
         for name, found in statistics.items():
-            running[name] += (found - running[name]) * (1 - min(0.99, step / (step + 9)))
+            running[name] += (found - running[name]) * weight
 
 
 # -------------------------------------------------------------- layers
@@ -1693,65 +1747,84 @@ def update_running_statistics(running, shard_statistics, step):
 # contiguous.
 
 def im2col(x, width, stride):
-    """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays (ceil((H-p)/stride), N, Wo, width*C):
-    cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width].
+    """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays
+    (ceil((H-p)/stride), N, Wo, width*C):
+      cols[p][r, n, ox] = x[stride*r + p, n, stride*ox:stride*ox + width]
 
-    A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix products on bands of
-    image rows, which are contiguous because rows of each parity p have an array of their own."""
+    A full im2col copies every pixel K*K times, this one K times: the kernel's rows become K matrix
+    products on bands of image rows, which are contiguous because rows of each parity p have an
+    array of their own."""
     H, N, W, C = x.shape
-    windows = sliding_window_view(x.reshape(H, N, W * C), width * C, axis=2)[:, :, ::stride * C]    # H, N, Wo, width*C
+    windows = sliding_window_view(x.reshape(H, N, W * C), width * C, axis=2)
+    windows = windows[:, :, ::stride * C]                                      # (H, N, Wo, width*C)
     return [np.ascontiguousarray(windows[p::stride]) for p in range(stride)]
 
 
 def col2im(dcols, shape, width, stride):
-    """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx of `shape` (H, N, W,
-    C)"""
+    """Adjoint of im2col: add every window's entries to the pixels they were copied from. Return dx
+    of `shape` (H, N, W, C)"""
     H, N, W, C = shape
     dx = np.zeros((H, N, W * C), dcols[0].dtype)
     for p, part in enumerate(dcols):
         for ox in range(part.shape[2]):
-            dx[p::stride, :, ox * stride * C:(ox * stride + width) * C] += part[:, :, ox]
+            first = ox * stride * C
+            dx[p::stride, :, first:first + width * C] += part[:, :, ox]
     return dx.reshape(shape)
 
 
 def im2col_band(cols, ky, stride, Ho):
-    """Return the rows of im2col's cols that kernel row ky sees, as one matrix (Ho*N*Wo, width*C), without a copy"""
-    return cols[ky % stride][ky // stride:ky // stride + Ho].reshape(-1, cols[0].shape[-1])
+    """Return the rows of im2col's cols that kernel row ky sees, as one matrix (Ho*N*Wo, width*C): a
+    view"""
+    top = ky // stride
+    band = cols[ky % stride][top:top + Ho]
+    return as_view(band, -1, band.shape[-1])
 
 
 def conv2d_forward(x, w, stride):
-    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y (Ho, N, Wo, F) and a
-    cache."""
+    """Compute a valid convolution without a bias. x (H, N, W, C), w (Kh, Kw, C, F). Return y
+    (Ho, N, Wo, F) and a cache."""
     Kh, Kw, C, F = w.shape
-    Ho, cols, rows = (len(x) - Kh) // stride + 1, im2col(x, Kw, stride), w.reshape(Kh, Kw * C, F)
-    y = im2col_band(cols, 0, stride, Ho) @ rows[0]
+    Ho = (len(x) - Kh) // stride + 1
+    cols = im2col(x, Kw, stride)
+    kernel_rows = w.reshape(Kh, Kw * C, F)
+    y = im2col_band(cols, 0, stride, Ho) @ kernel_rows[0]                             # (Ho*N*Wo, F)
     for ky in range(1, Kh):
-        add_product(im2col_band(cols, ky, stride, Ho), rows[ky], y)
-    return y.reshape(Ho, *cols[0].shape[1:3], F), (x.shape, cols, w, stride)
+        add_product(im2col_band(cols, ky, stride, Ho), kernel_rows[ky], y)
+    _, N, Wo, _ = cols[0].shape
+    return y.reshape(Ho, N, Wo, F), (x.shape, cols, w, stride)
 
 
 def conv2d_backward(dy, cache, need_dx=True):
     """Return dx, or None unless needed, and dw for dy (Ho, N, Wo, F)"""
     shape, cols, w, stride = cache
-    (Kh, Kw, C, F), Ho = w.shape, len(dy)
-    rows, dy = w.reshape(Kh, Kw * C, F), np.ascontiguousarray(dy).reshape(-1, F)        # dy: (Ho*N*Wo, F)
+    Kh, Kw, C, F = w.shape
+    Ho = len(dy)
+    dy = np.ascontiguousarray(dy).reshape(-1, F)                                      # (Ho*N*Wo, F)
     dw = np.stack([im2col_band(cols, ky, stride, Ho).T @ dy for ky in range(Kh)]).reshape(w.shape)
     if not need_dx:
         return None, dw
+    kernel_rows = w.reshape(Kh, Kw * C, F)
     dcols = [np.zeros_like(part) for part in cols]
     for ky in range(Kh):
-        add_product(dy, rows[ky].T, im2col_band(dcols, ky, stride, Ho))
+        add_product(dy, kernel_rows[ky].T, im2col_band(dcols, ky, stride, Ho))
     return col2im(dcols, shape, Kw, stride), dw
 
 
 def add_product(a, b, out):
-    """Compute out += a @ b, in one pass over memory instead of three: without, a step takes up to 1.08 times as long"""
-    (M, K), F, straight = a.shape, b.shape[1], b.flags.c_contiguous
+    """Compute out += a @ b. With NumPy's OpenBLAS in one pass over memory instead of three:
+    without, a step takes 1.05 to 1.2 times as long"""
     if sgemm() is None or {x.dtype for x in (a, b, out)} != {np.dtype(np.float32)}:
         out += a @ b
         return
-    sgemm()(101, 111, 111 if straight else 112, M, F, K, 1, a.ctypes.data, K, b.ctypes.data, F if straight else K, 1,
-            out.ctypes.data, F)                                     # 101, 111, 112: row-major, as it is, transposed
+    assert a.flags.c_contiguous and out.flags.c_contiguous, "sgemm gets their addresses"
+    (M, K), F = a.shape, b.shape[1]
+    row_major, as_it_is, transposed = 101, 111, 112            # names of CBLAS
+    order_of_b, step_of_b = as_it_is, F
+    if not b.flags.c_contiguous:
+        assert b.T.flags.c_contiguous, "sgemm takes b in rows or in columns"
+        order_of_b, step_of_b = transposed, K
+    sgemm()(row_major, as_it_is, order_of_b, M, F, K, 1, a.ctypes.data, K, b.ctypes.data, step_of_b,
+            1, out.ctypes.data, F)
 
 
 def linear_forward(x, w, b):
@@ -1769,33 +1842,44 @@ NORM_EPS = 1e-5                    # inside the square root of a standard deviat
 
 
 def norm_forward(x, gamma, beta, running=None):
-    """Batch normalization (Ioffe & Szegedy 2015), per channel: y = gamma (x - mean) / sqrt(variance + eps) + beta.
-    x (H, N, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in training, without it, those
-    of x over samples and positions. Return y, (mean, variance) and a cache. The variance that is returned, for the
-    running statistics, is unbiased: n / (n - 1) times the one used, with n values per channel. All passes run over rows
-    of W*C values, since loops over C alone, often 16, would be too short to be fast."""
-    W, C = x.shape[2:]
-    n, rows = x.size // C, x.reshape(-1, W * C)
+    """Batch normalization (Ioffe & Szegedy 2015), per channel:
+      y = gamma (x - mean) / sqrt(variance + eps) + beta
+
+    x (H, N, W, C), gamma, beta (C,). running: the (mean, variance) to use in evaluation; in
+    training, without it, those of x over samples and positions. Return y, (mean, variance) and a
+    cache. The variance that is returned, for the running statistics, is unbiased: n / (n - 1) times
+    the one used, with n values per channel. All passes run over rows of W*C values, since loops
+    over C alone, often 16, would be too short to be fast."""
+    _, _, W, C = x.shape
+    n = x.size // C
+    rows = x.reshape(-1, W * C)
     if running is None:
-        mean = np.matmul(np.ones((1, len(rows)), x.dtype), rows).reshape(W, C).sum(0) / n
-        variance = np.maximum(np.einsum("rc,rc->c", rows, rows).reshape(W, C).sum(0) / n - mean * mean, 0)
+        sums = np.matmul(np.ones((1, len(rows)), x.dtype), rows).reshape(W, C).sum(0)
+        squares = np.einsum("rc,rc->c", rows, rows).reshape(W, C).sum(0)
+        mean = sums / n
+        variance = np.maximum(squares / n - mean * mean, 0)
     else:
         mean, variance = running
     inv_std = 1 / np.sqrt(variance + x.dtype.type(NORM_EPS))
     y = rows * np.tile(gamma * inv_std, W)
     y += np.tile(beta - mean * gamma * inv_std, W)
-    return y.reshape(x.shape), (mean, variance * (n / max(1, n - 1))), (rows, gamma, mean, inv_std)
+    unbiased = variance * (n / max(1, n - 1))
+    return y.reshape(x.shape), (mean, unbiased), (rows, gamma, mean, inv_std)
 
 
 def norm_backward(dy, cache):
-    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics:
-    dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat)), with xhat = (x - mean) / std"""
+    """Return dx, dgamma, dbeta for dy, for a forward pass with batch statistics. With
+    xhat = (x - mean) / std:
+      dx = gamma / std (dy - mean(dy) - xhat mean(dy xhat))"""
     x, gamma, mean, inv_std = cache
-    W, C = dy.shape[2:]
-    n, rows = dy.size // C, dy.reshape(-1, W * C)
+    _, _, W, C = dy.shape
+    n = dy.size // C
+    rows = dy.reshape(-1, W * C)
     dbeta = np.matmul(np.ones((1, len(rows)), dy.dtype), rows).reshape(W, C).sum(0)
-    dgamma = inv_std * (np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0) - mean * dbeta)
-    per_dy, per_x = gamma * inv_std, -gamma * inv_std * inv_std * dgamma / n
+    products = np.einsum("rc,rc->c", rows, x).reshape(W, C).sum(0)
+    dgamma = inv_std * (products - mean * dbeta)
+    per_dy = gamma * inv_std
+    per_x = -gamma * inv_std * inv_std * dgamma / n
     dx = x * np.tile(per_x, W)
     dx += np.tile(-per_x * mean - per_dy * dbeta / n, W)
     dx += rows * np.tile(per_dy, W)
@@ -1808,24 +1892,31 @@ def sigmoid(x):
 
 
 def max_pool_forward(x):
-    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y (H//2, N, W//2, C) and a cache"""
+    """2x2 max pooling; an odd last row or column is dropped. x (H, N, W, C). Return y
+    (H//2, N, W//2, C) and a cache, which holds y, too. A ReLU, but nothing else, may then be
+    applied to y in place."""
     y = functools.reduce(np.maximum, window_corners(x))
     return y, (x, y)
 
 
 def max_pool_backward(dy, cache):
-    """Return dx. The first entry equal to its window's maximum gets the gradient, since on a blank background all four
-    are equal. A ReLU may have been applied to y in place: where it made y 0 the gradient is 0."""
+    """Return dx. The first entry equal to its window's maximum gets the gradient, since on a blank
+    background all four are equal. Where a ReLU that was applied to y in place (see
+    max_pool_forward) made y 0, dy is 0, and so is dx."""
     x, y = cache
-    dx, left = np.zeros_like(x), dy.copy()
+    dx = np.zeros_like(x)
+    left = dy.copy()
     for corner, dcorner in zip(window_corners(x), window_corners(dx)):
-        left -= np.multiply(corner == y, left, out=dcorner)
+        np.multiply(corner == y, left, out=dcorner)            # window_corners are views
+        left -= dcorner
     return dx
 
 
 def window_corners(x):
-    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays (H//2, N, W//2, C)"""
-    H, W = x.shape[0] // 2 * 2, x.shape[2] // 2 * 2
+    """Return the four pixels of each 2x2 window as views. x (H, N, W, C) -> four arrays
+    (H//2, N, W//2, C)"""
+    H = x.shape[0] // 2 * 2
+    W = x.shape[2] // 2 * 2
     return [x[i:H:2, :, j:W:2] for i in (0, 1) for j in (0, 1)]
 
 
@@ -1841,10 +1932,12 @@ def openblas():
 @functools.cache
 def sgemm():
     """Return cblas_sgemm of NumPy's OpenBLAS, or None if NumPy has another BLAS"""
-    with contextlib.suppress(AttributeError):
-        function, size, real, address = openblas().scipy_cblas_sgemm64_, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-        function.argtypes = [*[ctypes.c_int] * 3, *[size] * 3, real, address, size, address, size, real, address, size]
-        return function
+    function = getattr(openblas(), "scipy_cblas_sgemm64_", None)
+    if function is not None:
+        enum, size, real, address = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+        function.argtypes = [enum, enum, enum, size, size, size, real, address, size, address, size,
+                             real, address, size]
+    return function
 
 
 def n_cores():
@@ -2488,12 +2581,18 @@ def draw_view(toy, elevation, azimuth, side):
 
 # -------------------------------------------------------------- save and load
 
-# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their names in a state:
+# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their names in a
+# state:
 GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": "adam_v"}
+META = {"experiment", "step", "config", "history"}             # keys of meta
+# What zipfile, zlib and NumPy raise when they read a file that is damaged, or no .npz file at all
+DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError,
+           struct.error)
 
 
 def save(path, config, state):
-    """Write the settings and the whole state of a run to an .npz file. Without moments it can be tested, not resumed"""
+    """Write the settings and the whole state of a run to an .npz file. Without moments it can be
+    tested, not resumed"""
     if not fits(state["params"], config):
         raise InputError("this Config is not the one of this state. "
                          "Give fit_to_data(config, data) of its training")
@@ -2514,32 +2613,66 @@ def without_moments(state):
 
 
 def load(path):
-    """Return the Config and the state that save wrote to a file, or to the folder of a run. Of a file without moments
-    their dicts are empty. float16 weights become float32. Raise InputError if the file is missing or damaged, or of
-    another network"""
+    """Return the Config and the state that save wrote to a file, or to the folder of a run.
+
+    Of a file without moments their dicts are empty. float16 weights become float32. Raise
+    InputError if the file is missing or damaged, or of another network."""
     path = weights_file(path)
     not_ours = InputError(f"{path}: damaged, or not a network of {EXPERIMENT}.py. "
                           "Give a file or a run's folder that it wrote")
     try:
-        meta, state = read_npz(path)
+        arrays = read_npz(path)
+        meta = json.loads(str(arrays.pop("meta", "")))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}. "
                          "Give a weights file, or the folder of a run") from None
-    except Exception:              # undocumented: what a damaged zip file makes its reader raise
+    except DAMAGED:
         raise not_ours from None
-    if meta["experiment"] != EXPERIMENT:
+    if not is_meta(meta):
         raise not_ours
-    settings = {name: value for name, value in meta["config"].items() if name != "source"}
-    if unknown := settings.keys() - {f.name for f in dataclasses.fields(Config)}:
-        raise InputError(f"{path}: has the setting {min(unknown)}, which this {EXPERIMENT}.py does not "
-                         "know. Use the version that wrote it")
-    try:
-        config = Config(**settings)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    state = {"step": meta["step"], "history": meta["history"]}
+    state |= {key: {} for key in GROUPS.values()}
+    for name, array in arrays.items():
+        group, slash, param = name.partition("/")
+        if slash and group not in GROUPS:
+            raise not_ours
+        if slash:                                      # files of earlier versions have others, too
+            state[GROUPS[group]][param] = array
+    config = config_of_file(path, meta["config"])
     if not fits(state["params"], config):
         raise not_ours
-    return config, state | {"step": meta["step"], "history": meta["history"]}
+    return config, state
+
+
+def read_npz(path):
+    """Return the arrays of an .npz file, {name: array}, those of type float16 as float32"""
+    with open(path, "rb") as file:
+        arrays = dict(np.load(io.BytesIO(file.read())))
+    for name, array in arrays.items():
+        if array.dtype == np.float16:
+            arrays[name] = array.astype(np.float32)
+    return arrays
+
+
+def is_meta(meta):
+    """Return whether a JSON value is what save wrote, of this experiment"""
+    if not isinstance(meta, dict) or not META <= meta.keys() or meta["experiment"] != EXPERIMENT:
+        return False
+    return {"source", "epochs"} <= meta["history"].keys()
+
+
+def config_of_file(path, settings):
+    """Return the Config of the settings in a file, {name: value}. Raise InputError if it has others
+    than this script"""
+    known = {f.name for f in dataclasses.fields(Config)}
+    unknown = settings.keys() - known - {"source"}             # which files had in earlier versions
+    if unknown:
+        raise InputError(f"{path}: has the setting {min(unknown)}, which this {EXPERIMENT}.py does "
+                         "not know. Use the version that wrote it")
+    try:
+        return Config(**{name: settings[name] for name in settings.keys() & known})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def weights_file(path):
@@ -2553,30 +2686,15 @@ def weights_file(path):
     return path / "weights.npz"
 
 
-def read_npz(path):
-    """Return meta, a dict of experiment, step, config and history, and the groups of a state, {group: {name: array}},
-    that are in a file. Raise KeyError if it lacks one of these"""
-    state = {key: {} for key in GROUPS.values()}
-    with np.load(path) as file:
-        meta = json.loads(str(file["meta"]))
-        meta = {name: meta[name] for name in ("experiment", "step", "config", "history")}
-        if not {"source", "epochs"} <= meta["history"].keys():
-            raise KeyError("history")
-        for key in file.files:
-            if "/" in key:
-                group, name = key.split("/")
-                array = file[key]
-                state[GROUPS[group]][name] = array.astype(np.promote_types(array.dtype, np.float32))
-    return meta, state
-
-
 def fits(arrays, config):
-    """Return whether arrays, {name: array}, have the shapes of the parameters of a Config's network"""
+    """Return whether arrays, {name: array}, have the shapes of the parameters of a Config's
+    network"""
     return param_shapes(config) == {name: array.shape for name, array in arrays.items()}
 
 
 def identity_of(path, config):
-    """Return what identifies a trained network in results: the file's name and digest, and the seed of its training"""
+    """Return what identifies a trained network in results: the file's name and digest, and the seed
+    of its training"""
     path = weights_file(path)
     return {"file": path.name, "sha256": digest_of(path), "trained_seed": config.seed}
 
@@ -2588,10 +2706,18 @@ def digest_of(path):
     return hashlib.sha256(weights_file(path).read_bytes()).hexdigest()
 
 
+def digest_of_data(data):
+    """Return the SHA-256 of the images and labels that a network is trained on"""
+    images, labels = data["train"]["images"], data["train"]["labels"]
+    digest = hashlib.sha256(np.ascontiguousarray(images))
+    digest.update(np.ascontiguousarray(labels))
+    return digest.hexdigest()
+
+
 def write_file(path, content):
-    """Write bytes under another name, then rename the file, so that it is written whole or not at all. content None:
-    only raise InputError if the file could not be written"""
-    path = Path(os.path.realpath(path))                                 # a link is followed, not replaced
+    """Write bytes under another name, then rename the file, so that it is written whole or not at
+    all. content None: only raise InputError if the file could not be written"""
+    path = Path(os.path.realpath(path))                        # a link is followed, not replaced
     aside = Path(f"{path}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -2601,294 +2727,51 @@ def write_file(path, content):
         if content is not None:
             aside.replace(path)
     except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}. "
-                         "Make it writable, with room, and give the command again; or name another "
-                         "place") from None
+        raise InputError(f"cannot write {path}: {error.strerror}. Make it writable, with room, and "
+                         "give the command again; or name another place") from None
     finally:
         with contextlib.suppress(OSError):
             aside.unlink()
 
 
-# -------------------------------------------------------------- a run is a folder
-# weights.npz holds the whole state and is replaced after every epoch; metrics.json is written last, so that it marks a
-# finished run. The same command resumes; no other run is overwritten.
-
-@contextlib.contextmanager
-def run_folder(outdir, name):
-    """Make the folder of a run and give it to a `with` block: outdir or, if that is None, a new one below runs/. If
-    nothing is saved in it, the block leaves no new folder behind"""
-    if outdir is None:
-        folder, made = new_folder(name)
-    else:
-        folder = Path(outdir)
-        made = make_folder(folder)
-    try:
-        if not (folder / "metrics.json").exists():
-            write_file(folder / "weights.npz", None)   # complain now, not after the first epoch
-        yield folder
-    finally:
-        remove_empty(made)
-
-
-def new_folder(name):
-    """Make a folder that did not exist; of runs that start at once each gets its own. Return it, and what was made"""
-    parents = make_folder(Path("runs", EXPERIMENT))
-    for k in itertools.count(1):
-        folder = Path("runs", EXPERIMENT, name if k == 1 else f"{name}-{k}")
-        try:
-            folder.mkdir()
-            return folder, [folder, *parents]
-        except FileExistsError:
-            continue
-        except OSError as error:
-            remove_empty(parents)
-            raise InputError(f"cannot make {folder}: {error.strerror}. "
-                             "Name a writable --outdir") from None
-
-
-def make_folder(folder):
-    """Make a folder and its parents, if they do not exist; return those that were made, the innermost first"""
-    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        remove_empty(new)
-        raise InputError(f"cannot make {folder}: {error.strerror}. "
-                         "Name a writable --outdir") from None
-    return new
-
-
-def remove_empty(folders):
-    """Remove those of some folders that are empty"""
-    for path in folders:
-        with contextlib.suppress(OSError):
-            path.rmdir()
-
-
-def is_begun(folder):
-    """Return whether a folder holds a run. Raise InputError if it holds anything else"""
-    if (folder / "weights.npz").exists():
-        return True
-    others = [path.name for path in folder.iterdir() if path not in half_written(folder)]
-    if others:
-        raise InputError(f"{folder}: holds other files ({others[0]}). "
-                         "Name a new --outdir, or the folder of a run")
-    return False
-
-
-def half_written(folder):
-    """Return the files that a run left behind in its folder when it was killed while it saved; see write_file"""
-    return [path for path in folder.glob("weights.npz.*") if path.suffix[1:].isdigit()]
-
-
-def begin(folder, config, data, init):
-    """Return the state from which a run continues: that in its folder or, if there is none yet, a new one, with the
-    weights of the file `init` if that is not None. Raise InputError if the folder holds another run"""
-    if is_begun(folder):
-        theirs, state = load(folder)
-        check_same_run(folder, theirs, state, config, data, init)
-        return state
-    state = initial_state(config)
-    if init is not None:
-        _, started = load(init)
-        check_classes(init, started, config, data)
-        state |= {"params": started["params"], "running": started["running"]}
-    state["history"] |= {"init": digest_of(init), "data": digest_of_data(data)}
-    return state
-
-
-def digest_of_data(data):
-    """Return the SHA-256 of the images and labels that a network is trained on"""
-    images, labels = data["train"]["images"], data["train"]["labels"]
-    digest = hashlib.sha256(np.ascontiguousarray(images))
-    digest.update(np.ascontiguousarray(labels))
-    return digest.hexdigest()
-
-
-def check_same_run(folder, theirs, state, config, data, init):
-    """Raise InputError if a run in a folder, with the settings `theirs`, is another one than a command asks for"""
-    own = {f.name: getattr(config, f.name) for f in SETTINGS}
-    if config.n_epochs > theirs.n_epochs and config.lr_schedule == theirs.lr_schedule == "constant":
-        own["n_epochs"] = theirs.n_epochs                               # it continues
-    if config.n_epochs > theirs.n_epochs:
-        another = f"Start another run from it: --init {folder}"
-        if theirs.lr_schedule == "cosine":
-            raise InputError(f"{folder}: its learning rate ends at 0 with epoch {theirs.n_epochs}. "
-                             f"{another}")
-        if "recomputed" in state["history"]:
-            raise InputError(f"{folder}: its statistics were recomputed after its last epoch. "
-                             f"{another}")
-    check_same(folder, theirs, own, ("runtime",))
-    history = state["history"]
-    n = history.get("recomputed", config.recompute_statistics)
-    if n != config.recompute_statistics:
-        raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
-                         "Give that, or name another folder")
-    if history.get("init", digest_of(init)) != digest_of(init):
-        raise InputError(f"{folder}: started from other weights. "
-                         "Give the same --init, or another --outdir")
-    own = {"source": data["source"], "names": data.get("names"), "data": digest_of_data(data)}
-    if any(history.get(key, value) != value for key, value in own.items()):
-        raise InputError(f"{folder}: was trained on {data_name(history['source'])}, on other images "
-                         "or classes than are given now. Give the same data, or another --outdir")
-    if not fits(state["adam_m"], config):
-        raise InputError(f"{folder}: cannot be resumed, since its weights have no moments of the "
-                         f"optimizer. Start another run from it: --init {folder}")
-
-
-def check_same(path, theirs, given, may_differ):
-    """Raise InputError if a given setting, {name: value}, contradicts those of a file or a run's folder. may_differ:
-    words of the settings' metadata, "test" or "runtime"; settings with one of these may differ"""
-    for f in SETTINGS:
-        is_free = any(word in f.metadata for word in may_differ)
-        own = getattr(theirs, f.name)
-        if not is_free and given.get(f.name, own) != own:
-            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. "
-                             "Give that, or name another file or folder")
-
-
-def check_classes(path, state, config, data):
-    """Raise InputError unless the network of a file has the layers of a Config"""
-    if not fits(state["params"], config):
-        raise InputError(f"{path}: has other layers or classes. Give its settings and data "
-                         f"({data_name(state['history']['source'])})")
-
-
-def finished_result(folder, config):
-    """Return the result of the run in a folder if it is finished, else None. Raise InputError if the test of the
-    finished run had other settings"""
-    path = folder / "metrics.json"
-    if not path.exists():
-        return None
-    try:
-        result = json.loads(path.read_text("utf-8"))
-        theirs = result["config"]
-        goes_on = theirs["n_epochs"] < config.n_epochs
-        data_name(result["source"], result["trained_on"])
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{path}: damaged. "
-                         "Delete it, and the same command tests the run again") from None
-    if goes_on:
-        return None
-    for f in SETTINGS:
-        value = getattr(config, f.name)
-        if "test" in f.metadata and theirs.get(f.name, value) != value:
-            again = command_line("--load", folder, flag_of(f.name), value)
-            raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
-                             f"{theirs[f.name]}. Test it again: {again}")
-    return result
-
-
-def run(config, data, state, folder):
-    """Train a network from a state on and test it; write weights.npz after every epoch, and metrics.json. Return
-    result_of it"""
-    for path in half_written(folder):
-        path.unlink()
-    if (folder / "metrics.json").exists():             # of fewer epochs: it does not mark this run as finished
-        n = len(state["history"]["epochs"])
-        (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
-    progress = Progress(config, data)
-    file = folder / "weights.npz"
-    ours = time_of(file)
-
-    def save_here(state):
-        nonlocal ours
-        if time_of(file) != ours:
-            raise InputError(f"{folder}: another run saves here, too. Name another --outdir")
-        save(file, config, state)
-        ours = time_of(file)
-
-    def after_epoch(state):
-        save_here(state)
-        progress.epoch(state)
-
-    try:
-        state = train(config, data, state, progress.step, after_epoch)
-    finally:
-        progress.clear()
-    with worker_threads(config) as workers:
-        if config.recompute_statistics:
-            n = config.recompute_statistics
-            state["running"] |= recompute_statistics(state, data, config, n)
-            state["history"]["recomputed"] = n
-        elif state["running"] and state["step"] >= 10_000:
-            check_statistics(state, data, config, workers)
-        save_here(state)                               # before the test, which may fail
-        metrics = evaluate_test(weights_of(state), data, config, workers)
-    result = result_of(config, state, data, metrics)
-    write_file(folder / "metrics.json", as_json(result))
-    return result
-
-
-def time_of(path):
-    """Return when a file was written, in ns; None if there is none"""
-    if not path.exists():
-        return None
-    return path.stat().st_mtime_ns
-
-
-def result_of(config, state, data, test):
-    """Return what metrics.json holds: the settings, the metrics of evaluate_test, what the bits depend on, and the
-    history, {column: values}"""
-    epochs = state["history"]["epochs"]
-    columns = epochs[0] if epochs else ()
-    seconds = sum(epoch["seconds"] for epoch in epochs)
-    settings = {f.name: getattr(config, f.name) for f in SETTINGS
-                if f.name != "quiet" and not f.name.endswith("_dir")}
-    return {
-        "experiment": EXPERIMENT,
-        "source": data["source"],
-        "trained_on": state["history"]["source"],
-        "config": settings,
-        "n_params": sum(array.size for array in state["params"].values()),
-        **test_metrics(test),
-        "seconds_train": seconds,
-        "ms_per_step": 1e3 * seconds / max(1, state["step"]),
-        "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "machine": {"processor": processor_name(), "cores": n_cores()},
-        "history": {name: [epoch[name] for epoch in epochs] for name in columns}}
-
-
-def processor_name():
-    """Return the processor's name, as far as the system tells it"""
-    with contextlib.suppress(OSError, IndexError):
-        line = Path("/proc/cpuinfo").read_text("utf-8").split("model name")[1].split("\n")[0]
-        return line.strip("\t: ")
-    return platform.processor() or platform.machine()
-
-
-def test_metrics(test):
-    """Return the metrics of evaluate_test as metrics.json names them"""
-    bits = {name: base64.b64encode(np.packbits(correct)).decode() for name, correct in test["correct"].items()}
-    return {name: value for name, value in test.items() if name != "correct"} | {"hit_bits": bits}
-
-
-def as_json(result):
-    """Return a result as the bytes of a JSON text"""
-    return json.dumps(result, indent=1, default=float).encode()
-
-
 # -------------------------------------------------------------- what is printed
 
+def say(text, config, end="\n"):
+    """Print a line; what cannot be printed, as the reader has ended, does not end a training"""
+    if not config.quiet:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, end=end, flush=True)
+
+
+RUN_NAME = "{model}-{preset}-{data}-{split}-seed{seed}"        # of a new folder
+SEVERAL_NAME = "several-{data}-{split}-seed{seed}"             # of one for several models
+PROGRESS = ("epoch {epoch}/{n_epochs}  train loss {train_loss:.3f}  "
+            "train accuracy {train_accuracy:.3f}  "
+            "test accuracy: familiar {familiar:.3f}, novel {novel:.3f}  {seconds:.0f} s")
+
+
+
 class Progress:
-    """The hooks of train that say how a training goes: the metrics of every epoch and, within an epoch, where it is.
-    On a terminal that line is rewritten every second; elsewhere there is one about every ten seconds, so none if
-    epochs are shorter."""
+    """The hooks of train that say how a training goes: the metrics of every epoch and, within an
+    epoch, where it is. On a terminal that line is rewritten every second; elsewhere there is one
+    about every ten seconds, so none if epochs are shorter."""
 
     def __init__(self, config, data):
         self.config = config
         self.per_epoch = steps_per_epoch(config, data)
         self.on_terminal = sys.stdout is not None and sys.stdout.isatty()
         self.interval = 1 if self.on_terminal else 10                   # s
-        self.width = min(70, shutil.get_terminal_size().columns - 1)    # of the line that is rewritten
+        self.width = min(70, shutil.get_terminal_size().columns - 1)    # of the line rewritten
         self.n_steps = 0                                                # of this process
-        self.began = self.said = time.perf_counter()
+        self.began = time.perf_counter()
+        self.said = self.began
 
     def step(self, state, terms):
         """Say where the training is, if that is due; the hook each_step"""
         self.n_steps += 1
         now = time.perf_counter()
-        if now - self.said < self.interval or state["step"] % self.per_epoch == 0:
+        is_last_of_epoch = state["step"] % self.per_epoch == 0
+        if now - self.said < self.interval or is_last_of_epoch:
             return
         self.said = now
         last_step = self.config.n_epochs * self.per_epoch
@@ -2914,38 +2797,342 @@ class Progress:
             say(" " * self.width, self.config, end="\r")
 
 
-def say(text, config, end="\n"):
-    """Print a line; what cannot be printed, as the reader has ended, does not end a training"""
-    if not config.quiet:
-        with contextlib.suppress(OSError, ValueError):
-            print(text, end=end, flush=True)
+TABLE = {                          # what is printed of a test: label, format
+    "n_params": ("parameters", ",d"),
+    "familiar": ("accuracy, familiar viewpoints", ".4f"),
+    "novel": ("accuracy, novel viewpoints", ".4f"),
+    "drop": ("drop", ".4f")}
+
 
 
 def print_table(results, config):
-    """Print the test's metrics, a row each; results: {name of a network: result_of it}"""
+    """Print the metrics of tests, a row each; results: {name of a network: result_of it}"""
     width = 2 + max(14, *map(len, results))
-    sources = dict.fromkeys(data_name(result["source"], result["trained_on"]) for result in results.values())
+
+    def print_row(label, cells):
+        say(label.ljust(36) + "".join(cell.rjust(width) for cell in cells), config)
+
+    sources = dict.fromkeys(data_name(result["source"], result["trained_on"])
+                            for result in results.values())
     say(f"\nTest samples of {', '.join(sources)}", config)
-    say(" " * 36 + "".join(name.rjust(width) for name in results), config)
+    print_row("", results)
     for key, (label, form) in TABLE.items():
         values = [result.get(key) for result in results.values()]
         if any(value is not None for value in values):
-            cells = ["-" if value is None else format(value, form) for value in values]
-            say(label.ljust(36) + "".join(cell.rjust(width) for cell in cells), config)
+            print_row(label, ["-" if value is None else format(value, form) for value in values])
 
 
 def command_line(*words):
-    """Return a command line of this script, to be copied: with this Python, if it is not the usual one"""
-    python = shutil.which("python3")
-    if python is None or Path(python).parent != Path(sys.executable).parent:
-        python = sys.executable
-    else:
+    """Return a command line of this script, to be copied: with this Python, if it is not the usual
+    one"""
+    usual = shutil.which("python3")
+    python = sys.executable
+    if usual is not None and Path(usual).parent == Path(sys.executable).parent:
         python = "python3"
     return shlex.join([python, sys.argv[0], *map(str, words)])
 
 
+# -------------------------------------------------------------- a run is a folder
+# weights.npz holds the whole state and is replaced after every epoch; metrics.json is written last,
+# so that it marks a finished run. The same command resumes; no other run is overwritten.
+
+@contextlib.contextmanager
+def run_folder(outdir, name):
+    """Make the folder of a run and give it to a `with` block: outdir or, if that is None, a new one
+    below runs/. If nothing is saved in it, the block leaves no new folder behind"""
+    if outdir is None:
+        folder, made = new_folder(name)
+    else:
+        folder = Path(outdir)
+        made = make_folder(folder)
+    try:
+        if not (folder / "metrics.json").exists():
+            write_file(folder / "weights.npz", None)   # complain now, not after the first epoch
+        yield folder
+    finally:
+        remove_empty(made)
+
+
+def new_folder(name):
+    """Make a folder that did not exist; of runs that start at once each gets its own. Return it,
+    and what was made"""
+    parents = make_folder(Path("runs", EXPERIMENT))
+    for k in itertools.count(1):
+        folder = Path("runs", EXPERIMENT, name)
+        if k > 1:
+            folder = folder.with_name(f"{name}-{k}")
+        try:
+            folder.mkdir()
+            return folder, [folder, *parents]
+        except FileExistsError:
+            continue
+        except OSError as error:
+            remove_empty(parents)
+            raise cannot_make(folder, error) from None
+
+
+def make_folder(folder):
+    """Make a folder and its parents, if they do not exist; return those that were made, the
+    innermost first"""
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remove_empty(new)
+        raise cannot_make(folder, error) from None
+    return new
+
+
+def cannot_make(folder, error):
+    """Return the InputError that says so"""
+    return InputError(f"cannot make {folder}: {error.strerror}. Name a writable --outdir")
+
+
+def remove_empty(folders):
+    """Remove those of some folders that are empty"""
+    for path in folders:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def is_begun(folder):
+    """Return whether a folder holds a run. Raise InputError if it holds anything else"""
+    if (folder / "weights.npz").exists():
+        return True
+    others = [path.name for path in folder.iterdir() if path not in half_written(folder)]
+    if others:
+        raise InputError(f"{folder}: holds other files ({others[0]}). "
+                         "Name a new --outdir, or the folder of a run")
+    return False
+
+
+def half_written(folder):
+    """Return the files that a run left behind in its folder when it was killed while it saved; see
+    write_file"""
+    return [path for path in folder.glob("weights.npz.*") if path.suffix[1:].isdigit()]
+
+
+def begin(folder, config, data, init):
+    """Return the state from which a run continues: that in its folder or, if there is none yet, a
+    new one, with the weights of the file `init` if that is not None. Raise InputError if the folder
+    holds another run"""
+    if is_begun(folder):
+        theirs, state = load(folder)
+        check_same_run(folder, theirs, state, config, data, init)
+        return state
+    state = initial_state(config)
+    if init is not None:
+        _, started = load(init)
+        check_classes(init, started, config, data)
+        state["params"] = started["params"]
+        state["running"] = started["running"]
+    state["history"]["init"] = digest_of(init)
+    state["history"]["data"] = digest_of_data(data)
+    return state
+
+
+def check_same_run(folder, theirs, state, config, data, init):
+    """Raise InputError if a run in a folder, with the settings `theirs`, is another one than a
+    command asks for"""
+    another = f"Start another run from it: --init {folder}"
+    history = state["history"]
+    settings = vars(config)
+    if config.n_epochs > theirs.n_epochs:
+        if theirs.lr_schedule == "cosine":
+            raise InputError(f"{folder}: its learning rate ends at 0 with epoch {theirs.n_epochs}. "
+                             f"{another}")
+        if "recomputed" in history:
+            raise InputError(f"{folder}: its statistics were recomputed after its last epoch. "
+                             f"{another}")
+        settings = settings | {"n_epochs": theirs.n_epochs}             # it goes on
+    check_same(folder, theirs, settings, ("runtime",))
+    n = history.get("recomputed", config.recompute_statistics)
+    if n != config.recompute_statistics:
+        raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
+                         "Give that, or name another folder")
+    if history.get("init", digest_of(init)) != digest_of(init):
+        raise InputError(f"{folder}: started from other weights. "
+                         "Give the same --init, or another --outdir")
+    of_data = {"source": data["source"], "names": data.get("names"), "data": digest_of_data(data)}
+    if any(history.get(key, value) != value for key, value in of_data.items()):
+        raise InputError(f"{folder}: was trained on {data_name(history['source'])}, on other "
+                         "images or classes than are given now. Give the same data, or another "
+                         "--outdir")
+    if not fits(state["adam_m"], config):
+        raise InputError(f"{folder}: cannot be resumed, since its weights have no moments of the "
+                         f"optimizer. {another}")
+
+
+def check_same(path, theirs, given, may_differ):
+    """Raise InputError if a given setting, {name: value}, contradicts those of a file or a run's
+    folder. may_differ: words of the settings' metadata, "test" or "runtime"; settings with one of
+    these may differ"""
+    for f in SETTINGS:
+        is_free = any(word in f.metadata for word in may_differ)
+        own = getattr(theirs, f.name)
+        if not is_free and given.get(f.name, own) != own:
+            raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. "
+                             "Give that, or name another file or folder")
+
+
+def check_classes(path, state, config, data):
+    """Raise InputError unless the network of a file has the layers of a Config"""
+    if not fits(state["params"], config):
+        raise InputError(f"{path}: has other layers or classes. Give its settings and data "
+                         f"({data_name(state['history']['source'])})")
+
+
+def finished_result(folder, config):
+    """Return the result of the run in a folder if it is finished, else None. Raise InputError if
+    the test of the finished run had other settings"""
+    path = folder / "metrics.json"
+    if not path.exists():
+        return None
+    try:
+        result = json.loads(path.read_text("utf-8"))
+        theirs = result["config"]
+        goes_on = theirs["n_epochs"] < config.n_epochs
+        data_name(result["source"], result["trained_on"])      # as print_table will call it
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: damaged. "
+                         "Delete it, and the same command tests the run again") from None
+    if goes_on:
+        return None
+    for f in SETTINGS:
+        value = getattr(config, f.name)
+        if "test" in f.metadata and theirs.get(f.name, value) != value:
+            again = command_line("--load", folder, flag_of(f.name), value)
+            raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
+                             f"{theirs[f.name]}. Test it again: {again}")
+    return result
+
+
+# -------------------------------------------------------------- train and test
+
+class RunFile:
+    """weights.npz in the folder of a run, which no other run may write at the same time"""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.path = folder / "weights.npz"
+        self.written = self.time()
+
+    def time(self):
+        """Return when the file was written, in ns; None if there is none"""
+        if not self.path.exists():
+            return None
+        return self.path.stat().st_mtime_ns
+
+    def save(self, config, state):
+        """Replace the file"""
+        if self.time() != self.written:
+            raise InputError(f"{self.folder}: another run saves here, too. Name another --outdir")
+        save(self.path, config, state)
+        self.written = self.time()
+
+
+def run(config, data, state, folder):
+    """Train a network from a state on and test it; write weights.npz after every epoch, and
+    metrics.json. Return result_of it"""
+    for path in half_written(folder):
+        path.unlink()
+    if (folder / "metrics.json").exists():             # of fewer epochs: it does not mark this run
+        n = len(state["history"]["epochs"])            # as finished
+        (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
+    progress = Progress(config, data)
+    file = RunFile(folder)
+
+    def after_epoch(state):
+        file.save(config, state)
+        progress.epoch(state)
+
+    try:
+        state = train(config, data, state, progress.step, after_epoch)
+    finally:
+        progress.clear()
+    with worker_threads(config) as workers:
+        if config.recompute_statistics:
+            replace_statistics(state, data, config)
+        elif state["running"] and state["step"] >= 10_000:
+            check_statistics(state, data, config, workers)
+        file.save(config, state)                       # before the test, which may fail
+        metrics = evaluate_test(weights_of(state), data, config, workers)
+    result = result_of(config, state, data, metrics)
+    write_file(folder / "metrics.json", as_json(result))
+    return result
+
+
+def replace_statistics(state, data, config):
+    """Put recomputed statistics, as --recompute-statistics asks for, into a state"""
+    n = config.recompute_statistics
+    state["running"] |= recompute_statistics(state, data, config, n)
+    state["history"]["recomputed"] = n
+
+
+WATCHED = "familiar"               # what check_statistics compares
+
+
+def check_statistics(state, data, config, workers):
+    """Say so if the accuracy after the last epoch is a point higher with recomputed statistics"""
+    weights = weights_of(state) | recompute_statistics(state, data, config, 800)
+    metrics = validate(weights, data, config, workers)
+    gain = metrics[WATCHED] - state["history"]["epochs"][-1][WATCHED]
+    if gain > 0.01:
+        say(f"Running statistics do not fit: {100 * gain:.1f} points more with "
+            "--recompute-statistics 800", config)
+
+
+def result_of(config, state, data, test):
+    """Return what metrics.json holds, a dict: the settings, the metrics of evaluate_test, what the
+    bits depend on, and the history, {column: values}"""
+    epochs = state["history"]["epochs"]
+    columns = epochs[0] if epochs else ()
+    seconds = sum(epoch["seconds"] for epoch in epochs)
+    settings = {f.name: getattr(config, f.name) for f in SETTINGS
+                if f.name != "quiet" and not f.name.endswith("_dir")}
+    return {
+        "experiment": EXPERIMENT,
+        "source": data["source"],
+        "trained_on": state["history"]["source"],
+        "config": settings,
+        "n_params": sum(array.size for array in state["params"].values()),
+        **test_metrics(test),
+        "seconds_train": seconds,
+        "ms_per_step": 1e3 * seconds / max(1, state["step"]),
+        "versions": {"python": platform.python_version(), "numpy": np.__version__},
+        "machine": {"processor": processor_name(), "cores": n_cores()},
+        "history": {name: [epoch[name] for epoch in epochs] for name in columns}}
+
+
+def test_metrics(test):
+    """Return the metrics of evaluate_test as metrics.json names them: the same, but hit_bits, {test
+    set: packed_bits}, in place of `correct`"""
+    metrics = {name: value for name, value in test.items() if name != "correct"}
+    metrics["hit_bits"] = {name: packed_bits(correct) for name, correct in test["correct"].items()}
+    return metrics
+
+
+def packed_bits(correct):
+    """Return which samples were correctly classified, (n,) bool, as a short text for JSON"""
+    return base64.b64encode(np.packbits(correct)).decode()
+
+
+def processor_name():
+    """Return the processor's name, as far as the system tells it"""
+    with contextlib.suppress(OSError, IndexError):
+        line = Path("/proc/cpuinfo").read_text("utf-8").split("model name")[1].split("\n")[0]
+        return line.strip("\t: ")
+    return platform.processor() or platform.machine()
+
+
+def as_json(result):
+    """Return a result as the bytes of a JSON text"""
+    return json.dumps(result, indent=1, default=float).encode()
+
+
 def what_is_saved(folders, outdir, given_outdir):
-    """Return what a stopped run has saved, and the command that resumes it. folders: {Config: its folder}"""
+    """Return what a stopped run has saved, and the command that resumes it. folders: {Config: its
+    folder}"""
     saved = []
     for config, folder in folders.items():
         if (folder / "weights.npz").exists():
@@ -2960,51 +3147,23 @@ def what_is_saved(folders, outdir, given_outdir):
     return f"stopped; {outdir} has {', '.join(saved)}. To resume: {command_line(*words)}"
 
 
-# -------------------------------------------------------------- command line
-
-def main():
-    args = read_command_line()
-    if args.out_json is None:
-        train_or_test(args)
-    elif args.out_json == "-" and sys.stdout is None:
-        raise InputError("--out-json -: standard output is closed. Name a file")
-    elif args.out_json == "-":
-        with contextlib.redirect_stdout(sys.stderr):
-            result = train_or_test(args)
-        print(as_json(result).decode())
-    else:
-        write_file(args.out_json, None)                # complain now, not after the training
-        write_file(args.out_json, as_json(train_or_test(args)))
-
-
-def train_or_test(args):
-    """Do what the command line asks for. Return the result or, of several models, {model: result}"""
-    if args.load is None:
-        results = train_and_test(args)
-    else:
-        results = test_saved(args)
-    if len(results) == 1:
-        return next(iter(results.values()))
-    return results
-
-
 def train_and_test(args):
-    """Train each model in a folder of its own, or go on there, and test it. Return {model: result}"""
+    """Train each model in a folder of its own, or go on there, and test it. Return {model:
+    result}"""
     configs = configs_of(given_settings(args))
+    first = configs[0]
     if len(configs) > 1 and args.init is not None:
         raise InputError("--init is for one network. Give one --model")
-    name = RUN_NAME.format(**vars(configs[0]))
-    if len(configs) > 1:
-        name = SEVERAL_NAME.format(**vars(configs[0]))
-    results = {}
-    with run_folder(args.outdir, name) as outdir:
-        say(f"folder: {outdir}", configs[0])
-        folders = {configs[0]: outdir}
+    name = RUN_NAME if len(configs) == 1 else SEVERAL_NAME
+    with run_folder(args.outdir, name.format(**vars(first))) as outdir:
+        say(f"folder: {outdir}", first)
+        folders = {first: outdir}
         if len(configs) > 1:
-            folders = {config: outdir / config.model for config in configs}
             check_several(outdir, [config.model for config in configs])
+            folders = {config: outdir / config.model for config in configs}
+        results = {}
         try:
-            data = load_data(configs[0])
+            data = load_data(first)
             for config, folder in folders.items():
                 with run_folder(folder, None):
                     results[config.model] = train_in(folder, config, data, args.init)
@@ -3012,17 +3171,23 @@ def train_and_test(args):
             raise KeyboardInterrupt(what_is_saved(folders, outdir, args.outdir)) from None
         finally:                                       # of models before one that failed, too
             if results:
-                print_table(results, configs[0])
-        say(f"saved: {outdir} (weights.npz and metrics.json of each network)", configs[0])
-        words = ["--load", folders[configs[0]]]
-        if configs[0].norb_dir:
-            words += ["--norb-dir", configs[0].norb_dir]
-        say(f"test {configs[0].model} again: {command_line(*words)}", configs[0])
+                print_table(results, first)
+        say(f"saved: {outdir} (weights.npz and metrics.json of each network)", first)
+        say(f"test {first.model} again: {test_command(folders[first], first)}", first)
     return results
 
 
+def test_command(folder, config):
+    """Return the command line that tests the network in a folder"""
+    words = ["--load", folder]
+    if config.norb_dir:
+        words += ["--norb-dir", config.norb_dir]
+    return command_line(*words)
+
+
 def check_several(folder, models):
-    """Raise InputError if a folder for runs of several models holds a run of its own, or files and no such run"""
+    """Raise InputError if a folder for runs of several models holds a run of its own, or files and
+    no such run"""
     found = [path.name for path in folder.iterdir()]
     is_of_runs = any((folder / model / "weights.npz").exists() for model in models)
     if "weights.npz" in found or (found and not is_of_runs):
@@ -3038,46 +3203,92 @@ def train_in(folder, config, data, init):
         say(f"{config.model} is finished", config)
         return result
     started = f"training {config.model}"
-    if state["step"]:
+    if state["step"] > 0:
         started = f"{config.model}, resuming at step {state['step']}"
     say(f"{started}, {data_name(data['source'])}", config)
     return run(config, data, state, folder)
 
 
 def test_saved(args):
-    """Test the network of --load; with --outdir, save it and its result there. Return {model: result}"""
+    """Test the network of --load; with --outdir, save it and its result there. Return {model:
+    result}"""
     if args.init is not None:
         raise InputError("--init is for a training, and --load only tests. Leave one out")
     trained, state = load(args.load)
-    given = given_settings(args)
-    if "model" in given:
-        given["model"] = " ".join(given["model"])
-    check_same(args.load, trained, given, ("runtime", "test"))
-    config = dataclasses.replace(trained, **given)
+    config = tested_config(args, trained)
     needs_training_images = config.recompute_statistics or config.model == "nearest"
     data = load_data(config, without=() if needs_training_images else ("train",))
     config = fit_to_data(config, data)
     check_classes(args.load, state, config, data)
-    with contextlib.ExitStack() as stack:
-        folder = None
-        if args.outdir is not None:
-            folder = stack.enter_context(run_folder(args.outdir, None))
-            if is_begun(folder):
-                raise InputError(f"{folder}: holds a run. Name a new --outdir")
-        if config.recompute_statistics:
-            n = config.recompute_statistics
-            state["running"] |= recompute_statistics(state, data, config, n)
-            state["history"]["recomputed"] = n
-        with worker_threads(config) as workers:
-            metrics = evaluate_test(weights_of(state), data, config, workers)
-        result = result_of(config, state, data, metrics)
-        result |= {"loaded": identity_of(args.load, trained), "history": {}}
-        print_table({config.model: result}, config)
-        if folder is not None:
-            save(folder / "weights.npz", trained, state)
-            write_file(folder / "metrics.json", as_json(result))
-            say(f"saved: {folder} (weights.npz, metrics.json)", config)
+    if args.outdir is None:
+        return {config.model: test_again(args.load, trained, config, data, state)}
+    with run_folder(args.outdir, None) as folder:
+        if is_begun(folder):
+            raise InputError(f"{folder}: holds a run. Name a new --outdir")
+        result = test_again(args.load, trained, config, data, state)
+        save(folder / "weights.npz", trained, state)
+        write_file(folder / "metrics.json", as_json(result))
+        say(f"saved: {folder} (weights.npz, metrics.json)", config)
     return {config.model: result}
+
+
+def test_again(path, trained, config, data, state):
+    """Test the network of a file, whose training had the settings `trained`, with others. Print the
+    table and return the result. Recomputed statistics, if there are any, are then in the state"""
+    if config.recompute_statistics:
+        replace_statistics(state, data, config)
+    with worker_threads(config) as workers:
+        metrics = evaluate_test(weights_of(state), data, config, workers)
+    result = result_of(config, state, data, metrics)
+    result |= {"loaded": identity_of(path, trained), "history": {}}
+    print_table({config.model: result}, config)
+    return result
+
+
+
+def tested_config(args, trained):
+    """Return the Config of a trained network with the settings that are given for its test"""
+    given = given_settings(args)
+    if "model" in given:
+        given["model"] = " ".join(given["model"])
+    check_same(args.load, trained, given, ("runtime", "test"))
+    return dataclasses.replace(trained, **given)
+
+
+# -------------------------------------------------------------- command line
+
+def main():
+    set_up_process()
+    args = read_command_line()
+    if args.out_json is None:
+        train_or_test(args)
+    elif args.out_json == "-" and sys.stdout is None:
+        raise InputError("--out-json -: standard output is closed. Name a file")
+    elif args.out_json == "-":
+        with contextlib.redirect_stdout(sys.stderr):
+            result = train_or_test(args)
+        print(as_json(result).decode())
+    else:
+        write_file(args.out_json, None)                # complain now, not after the training
+        result = train_or_test(args)
+        write_file(args.out_json, as_json(result))
+
+
+def train_or_test(args):
+    """Do what the command line asks for. Return the result or, of several models, {model:
+    result}"""
+    if args.load is None:
+        results = train_and_test(args)
+    else:
+        results = test_saved(args)
+    if len(results) == 1:
+        return next(iter(results.values()))
+    return results
+
+
+REPLACED = {                       # flags that are gone, and what replaces them
+    "--checkpoint": "--outdir DIR is the run's folder, and the same command resumes",
+    "--out-weights": "--outdir DIR has weights.npz; workflow/slim.py makes it small"}
 
 
 class Parser(argparse.ArgumentParser):
@@ -3087,9 +3298,9 @@ class Parser(argparse.ArgumentParser):
         _, is_unknown, words = message.partition("unrecognized arguments: ")
         if is_unknown:
             flag = words.split()[0].partition("=")[0]
-            known = [name for name, action in self._option_string_actions.items()
-                     if action.help != argparse.SUPPRESS]
-            alike = difflib.get_close_matches(flag, known, n=1)
+            if flag in REPLACED:
+                raise InputError(f"{flag} is gone: {REPLACED[flag]}")
+            alike = difflib.get_close_matches(flag, self._option_string_actions, n=1)
             if alike:
                 raise InputError(f"{message}. Did you mean {alike[0]}?")
         raise InputError(f"{message}. See --help")
@@ -3102,20 +3313,13 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=32)
 
 
-class Replaced(argparse.Action):
-    """A flag that is gone: it says what replaces it"""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        raise InputError(f"{option_string} is gone: {self.const}")
-
-
 def read_command_line():
     """Return the command line's values; settings that are not given leave no attribute"""
     parser = Parser(description=__doc__, usage="%(prog)s [options]", allow_abbrev=False,
                     formatter_class=HelpFormatter)
     parser.add_argument("--outdir", metavar="DIR",
-                        help="folder of the run, saved after every epoch; the same command resumes it "
-                             f"(default: a new one below runs/{EXPERIMENT})")
+                        help="folder of the run, saved after every epoch; the same command resumes "
+                             f"it (default: a new one below runs/{EXPERIMENT})")
     parser.add_argument("--load", nargs="?", const=PRETRAINED[0], metavar="PLACE",
                         help="test a network, in a file or a run's folder (default: the "
                              "pretrained matrix-capsnet); --outdir saves the result")
@@ -3124,10 +3328,6 @@ def read_command_line():
     parser.add_argument("--out-json", metavar="FILE",
                         help="copy metrics.json here, of several models a dict of them; "
                              "-: to standard output")
-    parser.add_argument("--checkpoint", nargs="?", action=Replaced, help=argparse.SUPPRESS,
-                        const="--outdir DIR is the run's folder, and the same command resumes")
-    parser.add_argument("--out-weights", nargs="?", action=Replaced, help=argparse.SUPPRESS,
-                        const="--outdir DIR has weights.npz; workflow/slim.py makes it small")
     add_settings(parser)
     args = parser.parse_args()
     if args.out_json is not None and args.out_json.endswith(".npz"):
@@ -3148,17 +3348,19 @@ def add_settings(parser):
             kind = {"choices": f.metadata["choices"]}
         else:
             kind = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
-        if f.name == "model":
-            kind |= {"nargs": "+", "metavar": ("{" + ",".join(kind["choices"]) + "}", "MODEL")}
+        if f.name == "model":                          # several, of which --help lists each once
+            kind["nargs"] = "+"
+            kind["metavar"] = "{" + ",".join(kind["choices"]) + "}", "MODEL"
         parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **kind)
 
 
 def help_of(f):
     """Return the help text of a setting: what it is, its default, and what it applies to"""
     text = f.metadata["help"]
+    has_visible_default = f.type is not bool and f.default != ""
     if f.default is None:
         text += f" (default: {varying_default(f.name)})"
-    elif f.default is not False and f.default != "":
+    elif has_visible_default:
         text += f" (default: {f.default})"
     for name, values in f.metadata.get("only", {}).items():
         choices = Config.__dataclass_fields__[name].metadata["choices"]
@@ -3171,12 +3373,16 @@ def help_of(f):
 
 
 def varying_default(name):
-    """Return the defaults of a setting in words: that of matrix-capsnet, then those of other models"""
-    models_of = {}
-    for model, values in MODELS.items():
-        models_of.setdefault(values[name], []).append(model)
+    """Return the defaults of a setting in words: that of matrix-capsnet, then those of other
+    models"""
+    models_of = {}                                     # {default: the models that have it}
+    for model, defaults in MODELS.items():
+        models_of.setdefault(defaults[name], []).append(model)
     usual, *others = models_of
-    return "; ".join([str(usual), *(f"{', '.join(models_of[value])} {value}" for value in others)])
+    words = [str(usual)]
+    for default in others:
+        words.append(f"{', '.join(models_of[default])} {default}")
+    return "; ".join(words)
 
 
 def given_settings(args):
@@ -3185,8 +3391,8 @@ def given_settings(args):
 
 
 def run_cli(main):
-    """Call main(). What the user can correct becomes one line on standard error and exit code 2, Ctrl-C one line and
-    exit code 130; neither has a traceback"""
+    """Call main(). What the user can correct becomes one line on standard error and exit code 2,
+    Ctrl-C one line and exit code 130; neither has a traceback"""
     np.seterr(all="ignore")
     try:
         main()

@@ -1,4 +1,5 @@
 """Figures and film of the third experiment: command lines at toy size, offline; wrong input is one line."""
+import json
 import os
 
 import affnist_capsnet as ac
@@ -65,3 +66,23 @@ def test_what_siblings_refuse(cli, weights, program, flags):
     if "--load" not in given and "--results" not in given:
         given += ["--load", weights] if program is film else [*TOY[:2], "--n-train", 32]
     assert_refused(cli(program, *given), REFUSED[program][flags])
+
+
+@pytest.mark.parametrize("tested, given, fault", [
+    (True, "affnist", None), (False, "", None),
+    (True, "", "--affnist-dir left out: .* is finished, with it. Test it again: "),
+    (False, "affnist", "--affnist-dir affnist: .* is finished, without it. Test it again: ")])
+def test_a_finished_run_is_taken_as_it_is_only_if_it_was_tested_on_the_same_files(
+        tmp_path, tested, given, fault):
+    """With affNIST's own files, whose accuracy is that of the real digits among TEST_SETS"""
+    key, = (key for key, kind, _ in ac.TEST_SETS["affnist"] if kind == "real")
+    config = ac.Config(affnist_dir=given)
+    result = {"config": vars(config), "source": "mnist", "trained_on": "mnist"}
+    if tested:
+        result[f"{key}_accuracy"] = 0.5
+    (tmp_path / "metrics.json").write_text(json.dumps(result), "utf-8")
+    if fault is None:
+        assert ac.finished_result(tmp_path, config) == result
+    else:
+        with pytest.raises(ac.InputError, match=fault):
+            ac.finished_result(tmp_path, config)

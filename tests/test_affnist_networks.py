@@ -37,20 +37,16 @@ NETWORKS = {
 def few_units():
     """Few types of capsules, few units of the decoder, few channels: as if there were no others. few_units.undo():
     all of them"""
-    convolutions, param_shapes = ac.convolutions, ac.param_shapes
+    convolutions_of_width = ac.convolutions_of_width
 
-    def few_channels(config):
-        return tuple(conv._replace(F=conv.F if config.width and conv.name == "conv5" else FEW.get(conv.name, conv.F))
-                     for conv in convolutions(config))
-
-    def few_hidden(config):
-        return {name: tuple({256: 6, 512: 7}.get(n, n) for n in shape) if name.startswith("dec") else shape
-                for name, shape in param_shapes(config).items()}
+    def few_channels(config, width):
+        return tuple(conv._replace(F=conv.F if width and conv.name == "conv5" else FEW.get(conv.name, conv.F))
+                     for conv in convolutions_of_width(config, width))
     ac.matched_width.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ac, "TYPES", {"deep": 2, "small": 1, "paper": 1})
-        patch.setattr(ac, "convolutions", few_channels)
-        patch.setattr(ac, "param_shapes", few_hidden)
+        patch.setattr(ac, "DECODER", dict.fromkeys(ac.DECODER, (6, 7)))
+        patch.setattr(ac, "convolutions_of_width", few_channels)
         yield patch
     ac.matched_width.cache_clear()
 

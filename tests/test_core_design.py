@@ -24,7 +24,7 @@ PRIMITIVES = [f"{name}_{way}" for name in PAIRS.split() for way in ("forward", "
 PRIMITIVES += "margin_loss cross_entropy reconstruction_loss".split()
 PRIMITIVES += "schedule adam_step orthogonalize muon_step update_running_statistics".split()
 PRIMITIVES += "im2col im2col_rows im2col_band col2im window_corners".split()
-PRIMITIVES += "add_product sgemm openblas sigmoid".split()
+PRIMITIVES += "add_product sgemm openblas sigmoid as_view".split()
 
 
 

@@ -76,6 +76,17 @@ def test_a_picture_that_is_too_large_says_which_size_works(monkeypatch, tmp_path
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_import_leaves_the_process_alone_and_training_prepares_it(experiment):
+    """But for environment variables, which must be set before numpy is imported"""
+    code = (f"import ctypes, os, sys; before = sys.getswitchinterval(); loaded = []; "
+            f"ctypes.CDLL = lambda *_: loaded.append(1); import {experiment} as m; "
+            f"import numpy as np; assert sys.getswitchinterval() == before and not loaded; "
+            f"assert os.environ['OPENBLAS_NUM_THREADS'] == '1'; m.worker_threads(m.Config()); "
+            f"assert sys.getswitchinterval() < 1e-4 and loaded")
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_system_that_lacks_what_linux_has(monkeypatch, tmp_path, experiment):
     """No list of this process's cores, no /proc/cpuinfo"""
     module = EXPERIMENTS[experiment]

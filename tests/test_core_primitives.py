@@ -129,3 +129,20 @@ def test_pool_gradients():
     """Its numbers are apart, and off the kinks"""
     x = (np.random.default_rng(0).permutation(96).reshape(2, 6, 4, 2) - 47.5) / 20
     check_op(mc.max_pool_forward, mc.max_pool_backward, x, tol=RELU)
+
+
+def test_what_is_written_into_is_never_a_copy(rng):
+    x = rng.random((4, 6))
+    mc.as_view(x, -1)[3] = 7
+    assert x[0, 3] == 7
+    with pytest.raises(AssertionError, match="this reshape copies"):
+        mc.as_view(x.T, -1)
+
+
+@pytest.mark.skipif(mc.sgemm() is None, reason="NumPy has another BLAS")
+def test_blas_gets_whole_rows():
+    """It is told where arrays begin in memory, and how long their rows are"""
+    a, b, out = (np.ones(shape, np.float32) for shape in ((4, 6), (6, 10), (4, 10)))
+    for wrong in (a[:, ::2], b[:3], out), (a, b[:, ::2], out[:, :5]), (a, b, out.T):
+        with pytest.raises(AssertionError, match="sgemm"):
+            mc.add_product(*wrong)

@@ -124,3 +124,30 @@ def test_what_is_damaged_or_another_network_is_refused_by_name(file, request, sp
     with pytest.raises(module.InputError, match="net.npz") as error:
         module.load(file)
     assert fault in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_mistake_in_the_code_is_not_called_a_damaged_file(experiment, tmp_path, monkeypatch):
+    module, (config, _) = EXPERIMENTS[experiment], toy(experiment)
+    module.save(tmp_path / "net.npz", config, module.initial_state(config))
+
+    def mistaken(config):
+        raise TypeError("a mistake")
+    monkeypatch.setattr(module, "param_shapes", mistaken)
+    with pytest.raises(TypeError, match="a mistake"):
+        module.load(tmp_path / "net.npz")
+
+
+def test_files_with_flipped_bits_are_refused_in_one_way(file, request):
+    """Or load, where the bit does not matter: whatever zipfile, zlib and NumPy raise"""
+    module = EXPERIMENTS[request.node.callspec.params["file"]]
+    raw, rng = file.read_bytes(), np.random.default_rng(0)
+    ends = np.concatenate([np.arange(400), np.arange(len(raw) - 400, len(raw))])
+    for at in rng.choice(ends, 100, replace=False):
+        flipped = bytearray(raw)
+        flipped[at] ^= 1 << rng.integers(8)
+        file.write_bytes(flipped)
+        try:
+            module.load(file)
+        except module.InputError as error:
+            assert DAMAGED in str(error)
