@@ -14,8 +14,9 @@ which part of the data it holds:
   - .npz or .npy files of images and labels, as Keras's mnist.npz
 
 Each picture becomes gray, light on dark, scaled so that its ink fits into 20x20 px, and moved so that the ink's center
-of mass lies at the center of 28x28 px, as MNIST's digits are. Images of 28x28 px that are light on dark stay as they
-are. Where no part is for testing, a seventh of each class is. The order is mixed, except that of MNIST itself.
+of mass lies at the center of 28x28 px, as MNIST's digits are. A frame or box around the ink is left out. Images of
+28x28 px that are light on dark stay as they are, unless --center is given. Where no part is for testing, a seventh of
+each class is. The order is mixed, except that of MNIST itself.
 
 In Python, make does the same with arrays:
 
@@ -38,14 +39,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 from lab.data import (
     ENDINGS,
+    FRAMED,
+    LEFT,
+    TOUCHED,
     arrays_to_mnist,
     choose_test_images,
     contents,
     idx_bytes,
     is_junk,
+    is_like_mnist,
+    mnist_of,
     read_picture,
     text_lines,
-    to_mnist,
     visible,
     write_files,
 )
@@ -114,17 +119,17 @@ def names_of(labels):
 
 # -------------------------------------------------------------- folders
 
-def read_folder(folder, progress):
-    """Yield the Chunks in a folder. Raise InputError for what cannot be read"""
+def read_folder(folder, progress, center=False):
+    """Yield the Chunks in a folder. center: as of arrays_to_mnist. Raise InputError for what cannot be read"""
     folder = innermost(folder)
     inside = visible(folder)
     if any(IDX_NAME.fullmatch(path.name) for path in inside):
-        yield from read_idx_files(folder, "")
+        yield from read_idx_files(folder, "", center)
         return
     folders = [path for path in inside if path.is_dir()]
     files = [path for path in inside if ARRAYS.search(path.name)]
     if files and not folders:
-        yield from read_files(files)
+        yield from read_files(files, center)
         return
     parts = [(part_of(path.name), path) for path in folders]
     split = [(part, path) for part, path in parts if part and any(below.is_dir() for below in visible(path))]
@@ -132,7 +137,7 @@ def read_folder(folder, progress):
         raise InputError(f"{folder}: {', '.join(path.name for path in folders)} hold no folders of classes. Put the "
                          "pictures of each class into a folder of its own")
     for part, path in split or [("", folder)]:
-        yield from read_classes(path, part, folder, progress)
+        yield from read_classes(path, part, folder, progress, center)
 
 
 def innermost(folder):
@@ -153,21 +158,34 @@ def innermost(folder):
         folder = folders[0]
 
 
-def read_classes(folder, part, root, progress):
+def read_classes(folder, part, root, progress, center=False):
     """Yield a Chunk of each class: of the pictures of each folder in a folder. root: files are named from there"""
+    notes, n_pictures = collections.Counter(), 0
     for of_class in [path for path in visible(folder) if path.is_dir()]:
         paths, images = [path for path in visible(of_class) if path.suffix.lower() in ENDINGS], []
         for k, path in enumerate(paths):
             progress.step(f"{of_class}: {k} of {len(paths)} pictures read")
             try:
-                images.append(to_mnist(read_picture(path)))
+                image, noticed = mnist_of(read_picture(path), center)
             except InputError as error:
                 raise InputError(f"{path}: {error}. Mend or remove this file") from None
+            images.append(image)
+            notes.update(noticed)
         if not images:
             raise InputError(f"{of_class}: has 0 PNG or JPEG files. Give at least {MIN_IMAGES} of each class, or "
                              "remove this folder")
+        notes[LEFT] += int((~is_like_mnist(np.stack(images))).sum())
+        n_pictures += len(images)
         files = [path.relative_to(root).as_posix() for path in paths]
         yield Chunk(part, np.stack(images), [of_class.name] * len(images), files)
+    say_notes(progress, folder, +notes, n_pictures)
+
+
+def say_notes(progress, where, notes, n_images):
+    """Print what was done to how many images; as a warning if what they show may have changed"""
+    for note, n in notes.items():
+        kind = "warning" if note in (FRAMED, TOUCHED) else "note"
+        progress.say(f"{kind}: {where}: {n:,} of {counted(n_images, 'image')}: {note}")
 
 
 def left_out(folder, used):
@@ -193,7 +211,7 @@ def read_bytes(path):
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'damaged'}. Get the file again") from None
 
 
-def read_idx_files(folder, prefix):
+def read_idx_files(folder, prefix, center=False):
     """Yield the Chunks of the idx files in a folder whose names begin with a prefix. EMNIST, recognized by these names,
     is stored transposed. The names of the classes are those of a labels.txt, if the folder has one"""
     found, prefixes, arrays = collections.defaultdict(dict), set(), {}
@@ -227,7 +245,7 @@ def read_idx_files(folder, prefix):
                 raise InputError(f"{folder}: has labels from {first} to {last}, and labels.txt has "
                                  f"{counted(len(known), 'name')}. Give one a line for labels from 0 or 1, or remove it")
             names = [known[label - first] for label in labels.tolist()]
-        yield chunk(part, images, names, where)
+        yield chunk(part, images, names, where, center)
 
 
 def read_idx(path):
@@ -240,12 +258,12 @@ def read_idx(path):
         raise InputError(f"{path}: damaged, or not an idx file. Get the file again") from None
 
 
-def read_files(paths):
+def read_files(paths, center=False):
     """Yield the Chunks of CSV, .npy and .npz files. Raise InputError for others"""
     arrays = {}
     for path in paths:
         if path.name.lower().removesuffix(".gz").endswith(".csv"):
-            yield chunk(part_of(path.name), *read_csv(path), path)
+            yield chunk(part_of(path.name), *read_csv(path), path, center)
             continue
         if path.suffix.lower() not in (".npy", ".npz"):
             fault = "is no CSV, .npy or .npz file" if path.is_file() else "no such file or folder"
@@ -263,7 +281,7 @@ def read_files(paths):
             raise InputError(f"{paths[0]}: lacks the {part} images or labels. Name the arrays images and labels, or "
                              "x_train, y_train, x_test and y_test")
         path, images = arrays[part, "images"]
-        yield chunk(part, images, arrays[part, "labels"][1], path)
+        yield chunk(part, images, arrays[part, "labels"][1], path, center)
 
 
 def arrays_of(path):
@@ -305,18 +323,17 @@ def read_csv(path):
         raise InputError(f"{path}: {fault}. Give a label and the same number of gray levels in each row") from None
 
 
-def chunk(part, images, labels, where):
+def chunk(part, images, labels, where, center=False):
     """Return the Chunk of arrays of images and labels. where: what they are called in messages"""
     progress = Progress()
     try:
         names = names_of(labels)
-        images, notes = arrays_to_mnist(images, lambda text: progress.step(f"{where}: {text}"))
+        images, notes = arrays_to_mnist(images, lambda text: progress.step(f"{where}: {text}"), center)
         if len(images) != len(names):
             raise InputError(f"has {len(images)} images and {len(names)} labels. Give a label for each image")
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    for note, n in notes.items():
-        progress.say(f"note: {where}: {n:,} of {counted(len(images), 'image')}: {note}")
+    say_notes(progress, where, notes, len(images))
     return Chunk(part, images, names, None)
 
 
@@ -388,19 +405,20 @@ def check_out(out, replace=False):
                          "files")
 
 
-def make(out, train, test=None, seed=0):
+def make(out, train, test=None, seed=0, center=False):
     """Write arrays as a data set into a folder, in place of one that `make` or this program wrote there, and print what
     was done.
 
     train, test: (images, labels), images as `arrays_to_mnist` takes them, labels numbers or names; without test, a
-    seventh of each class is for testing. Raise InputError for other arrays."""
+    seventh of each class is for testing. center: whether images of 28x28 px that are light on dark are scaled and
+    centered, too, as all others are. Raise InputError for other arrays."""
     out, chunks = Path(out), []
     check_out(out, replace=True)
     for part, arrays in (("train", train), ("test", test)):
         if arrays is not None or part == "train":
             if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
                 raise InputError(f"{part} is of type {type(arrays).__name__}. Give a pair, (images, labels)")
-            chunks.append(chunk(part, *arrays, part))
+            chunks.append(chunk(part, *arrays, part, center))
     files, said = data_set_of(chunks, seed)
     write_files(out, files)
     for name in {*WRITTEN} - {*files}:                                  # of the data set that was there
@@ -410,13 +428,15 @@ def make(out, train, test=None, seed=0):
 
 def main():
     parser = Parser(description=__doc__)
-    parser.usage = "%(prog)s DATA [DATA ...] OUT [--seed N]"
+    parser.usage = "%(prog)s DATA [DATA ...] OUT [--seed N] [--center]"
     parser.add_argument("sources", type=Path, nargs="+", metavar="DATA", help="a folder with a folder of pictures for "
                         "each class, idx files, CSV files, or .npz or .npy files")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files, labels.txt (the names of the "
                         "classes) and, of pictures, test-files.txt (the files of the test images in their order)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test images and of the "
                         "order (default: 0)")
+    parser.add_argument("--center", action="store_true", help="scale and center also images of 28x28 px that are light "
+                        "on dark")
     args = parser.parse_args()
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0")
@@ -428,15 +448,15 @@ def main():
     for source in args.sources:
         match = IDX_NAME.fullmatch(source.name)
         if source.is_dir():
-            found = list(read_folder(source, progress))
+            found = list(read_folder(source, progress, args.center))
             chunks += [each._replace(part=each.part or part_of(source.name)) for each in found]
         elif match or not source.suffix and any(source.parent.glob(source.name + "*ubyte*")):
             idx_files.add((source.parent, match[1] if match else source.name))
         else:
             files.append(source)
     for folder, prefix in sorted(idx_files):
-        chunks += read_idx_files(folder, prefix)
-    chunks += read_files(files)
+        chunks += read_idx_files(folder, prefix, args.center)
+    chunks += read_files(files, args.center)
     try:
         if not chunks:
             raise InputError("holds no folders of pictures, and no idx, CSV, .npy or .npz files. Give one that does")
