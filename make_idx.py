@@ -43,6 +43,7 @@ from lab.data import (
     LEFT,
     TOUCHED,
     arrays_to_mnist,
+    as_array,
     choose_test_images,
     contents,
     idx_bytes,
@@ -99,7 +100,7 @@ def names_of(labels):
     """Return labels, (n,), (n, 1) or one-hot (n, J), numbers, words or other objects, as a list of n names. Raise
     InputError for other arrays"""
     try:
-        labels = np.asarray(labels)
+        labels = as_array(labels)
     except ValueError:                                                  # lists of several lengths
         raise InputError("labels are lists of several lengths. Give one label for each image, (n,)") from None
     if labels.ndim == 2 and labels.shape[1] > 1 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():

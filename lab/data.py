@@ -313,6 +313,8 @@ def visible(folder):
 
 def as_array(values):
     """Return numbers of any kind as an array. Raise InputError if the object refuses to become one"""
+    if isinstance(values, (list, tuple)):
+        values = [as_array(each) if hasattr(each, "detach") else each for each in values]
     for name in ("detach", "cpu"):                                      # of a tensor: its gradient, its accelerator
         if hasattr(values, name):
             values = getattr(values, name)()
