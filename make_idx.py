@@ -27,8 +27,8 @@ In Python, make does the same with arrays:
     python3 affnist_capsnet.py --data-dir data                 # then train on it
 """
 import collections
-import gzip
 import hashlib
+import math
 import re
 import string
 import sys
@@ -56,6 +56,7 @@ from lab.data import (
     write_files,
 )
 from lab.messages import InputError, Parser, Progress, command_line, counted, run_cli
+from lab.tables import LABELS, read_bytes, read_names, read_table
 from multimnist_capsnet import MNIST
 
 import numpy as np
@@ -63,7 +64,6 @@ import numpy as np
 MAX_CLASSES, MIN_IMAGES = 62, 3    # classes at most; different images of a class at least, for training, val and test
 PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test", "val": "val",
          "valid": "val", "validation": "val"}                           # what names of folders and files say
-LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}              # names of columns and arrays
 IMAGES = {"x", "image", "images", "img", "imgs", "data", "pixels", "digits"}
 ARRAYS = re.compile(r"\.(csv|csv\.gz|npy|npz)$", re.IGNORECASE)
 IDX_NAME = re.compile(r"(.*?)[-._]?(train|t10k|test)[-._](images|labels)[-.]idx\d[-.](?:ubyte|int)(?:\.gz)?")
@@ -203,15 +203,6 @@ def left_out(folder, used):
 
 # -------------------------------------------------------------- files
 
-def read_bytes(path):
-    """Return the bytes of a file, raw or .gz. Raise InputError if it cannot be read"""
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'damaged'}. Get the file again") from None
-
-
 def read_idx_files(folder, prefix, center=False):
     """Yield the Chunks of the idx files in a folder whose names begin with a prefix. EMNIST, recognized by these names,
     is stored transposed. The names of the classes are those of a labels.txt, if the folder has one"""
@@ -241,7 +232,7 @@ def read_idx_files(folder, prefix, center=False):
             first, last = (int(of(of(each[1]) for each in arrays.values())) for of in (min, max))
             known = EMNIST.get(last - first + 1, [str(label) for label in range(first, last + 1)])
             if is_named:
-                known = read_bytes(folder / "labels.txt").decode("utf-8-sig", "replace").rstrip().splitlines()
+                known = read_names(folder / "labels.txt")
             if is_named and (first not in (0, 1) or len(known) != last - first + 1):
                 raise InputError(f"{folder}: has labels from {first} to {last}, and labels.txt has "
                                  f"{counted(len(known), 'name')}. Give one a line for labels from 0 or 1, or remove it")
@@ -296,32 +287,15 @@ def arrays_of(path):
 
 
 def read_csv(path):
-    """Return the images, (n, H * H), and the labels of a CSV file: in each row a label, then the gray levels. With a
-    header the label is the first or the last column, the one that is called label, class, target or y."""
-    rows = [row for row in read_bytes(path).decode("utf-8-sig", "replace").splitlines() if row.strip()]
-    head = [cell.strip(' "').lower() for cell in rows[0].split(",")] if rows else []
-    has_header = bool(head) and (head[0] in LABELS or not all(re.fullmatch(r"[-+.\de]+", cell) for cell in head[1:]))
-    is_last = has_header and head[0] not in LABELS
-    if is_last and head[-1] not in LABELS:
-        raise InputError(f"{path}: neither the first nor the last column is called label. Rename the column of labels")
-    rows = rows[has_header:]
-    if not rows or len(head) < 2:
-        raise InputError(f"{path}: has no rows of columns. Give a label and gray levels in each row, between commas")
-    levels, labels = [], []
-    for row in rows:
-        first, _, rest = row.partition(",")
-        if is_last:
-            rest, _, first = row.rpartition(",")
-        levels.append(rest)
-        labels.append(first.strip(' "'))
-    try:
-        try:
-            return np.loadtxt(levels, np.uint8, delimiter=",", ndmin=2), labels
-        except ValueError:                                              # no integers, which are read ten times as fast
-            return np.loadtxt(levels, np.float32, delimiter=",", ndmin=2), labels
-    except ValueError as error:
-        fault = str(error).split(";")[0].rstrip(".")
-        raise InputError(f"{path}: {fault}. Give a label and the same number of gray levels in each row") from None
+    """Return the images, (n, H * H), and the labels of a CSV file, and print what was decided about its columns. Those
+    of EMNIST, recognized by the file's name, are stored transposed"""
+    table, note = read_table(path), ""
+    levels, side = table.levels, math.isqrt(table.levels.shape[1])
+    if "emnist" in path.name.lower() and side * side == levels.shape[1]:
+        levels = levels.reshape(-1, side, side).swapaxes(1, 2).reshape(len(levels), -1)
+        note = "; images transposed, as EMNIST's are stored"
+    Progress().say(f"{path}: {table.words}{note}")
+    return levels, table.labels
 
 
 def chunk(part, images, labels, where, center=False):

@@ -7,7 +7,7 @@
 
 A row per picture: its file, the class, its length (of a capsule) or probability (of a CNN), the next class, and a word
 where the two are close. A network of multimnist_capsnet.py finds two digits. Pictures are PNG or JPEG files, or all
-below a folder; arrays are .npy or .npz files, whose images are what `predict` takes.
+below a folder; arrays are .npy, .npz or CSV files, whose images are what `predict` takes.
 
 In Python, load and predict do the same:
 
@@ -46,6 +46,7 @@ from lab.data import (
 )
 from lab.files import check_writable, write_atomically, write_csv
 from lab.messages import InputError, Parser, Progress, counted, run_cli
+from lab.tables import read_names, read_table
 
 import numpy as np
 
@@ -135,10 +136,7 @@ def load(path, labels=None):
         raise InputError(f"{path}: a nearest neighbor has no weights. Give a network's file")
     names = tuple(module.class_names(state["history"]) or map(str, range(config.n_classes)))
     if labels:
-        try:
-            given = tuple(Path(labels).read_text("utf-8-sig").splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{labels}: {getattr(error, 'strerror', None) or 'not UTF-8'}. Give a text file") from None
+        given = tuple(read_names(Path(labels)))
         if len(given) != len(names):
             raise InputError(f"{labels}: has {counted(len(given), 'name')}, and the network {len(names)} classes. Give "
                              "one a line")
@@ -270,11 +268,8 @@ def resized(network, gray):
 def predict_files(network, paths, progress, center=None):
     """Yield a path, a name for each image in it and their Prediction. Raise InputError for what cannot be read"""
     for path in paths:
-        if path.suffix.lower() in (".npy", ".npz"):
-            arrays = arrays_of(path)
-            images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
-            if images is None:
-                raise InputError(f"{path}: holds no images. Give an array (n, H, W) by the name `images`")
+        if path.name.lower().endswith((".npy", ".npz", ".csv", ".csv.gz")):
+            images = images_in(path, progress)
             try:
                 result = predict(network, images, center=center)
             except InputError as error:
@@ -292,6 +287,19 @@ def predict_files(network, paths, progress, center=None):
         total = sum(map(collections.Counter, notes), collections.Counter())
         yield path, list(map(str, files)), classified(network, np.concatenate(inputs), dict(total),
                                                       np.concatenate(in_doubt))
+
+
+def images_in(path, progress):
+    """Return the array of images in a .npy, .npz or CSV file. Raise InputError if it has none"""
+    if ".csv" in path.name.lower():
+        table = read_table(path, needs_labels=False)
+        progress.say(f"{path}: {table.words}")
+        return table.levels
+    arrays = arrays_of(path)
+    images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
+    if images is None:
+        raise InputError(f"{path}: holds no images. Give an array (n, H, W) by the name `images`")
+    return images
 
 
 def pictures_in(path):
@@ -328,7 +336,7 @@ def main():
     parser.add_argument("weights", metavar="WEIGHTS", type=Path,
                         help="a network: its weights file or the folder of its run")
     parser.add_argument("paths", metavar="PICTURE", nargs="+", type=Path, help="PNG or JPEG files, "
-                        "folders with such files at any depth, .npy or .npz files of images")
+                        "folders with such files at any depth, .npy, .npz or CSV files of images")
     parser.add_argument("--labels", metavar="FILE", type=Path, help="names of the classes, one a line, in place of "
                         "those of the labels.txt that the network was trained with")
     parser.add_argument("--center", action="store_true", help="scale and center also images that have the "

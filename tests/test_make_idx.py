@@ -292,8 +292,9 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
             ("no", "no: no such file or folder"), ("x.zip", "x.zip: is no CSV"),
             ("twice.npz", "several arrays of images"), ("half.npz", "lacks the train images or labels. Name"),
             ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows of columns"),
-            ("odd.csv", "number of columns changed from 2 to 1"), ("none.csv", "neither the first nor the last column"),
-            ("unnamed.npz", "no name says what"), ("word.csv", "could not convert string 'x'"),
+            ("odd.csv", "row 2 has 2 columns between commas, and the first 3"),
+            ("none.csv", "no column is called label (the header begins p1, p2)"),
+            ("unnamed.npz", "no name says what"), ("word.csv", "row 2, column 3 has 'x' in place of a"),
             ("small.csv", "images are uint8 (1, 4). Give gray levels"),
             ("split --seed -1", "--seed -1: must be at least 0")):
         assert_refused(call(mc, make_idx.main, *sources.split(), "x"), words)
