@@ -1487,8 +1487,14 @@ def load_data(config, download=True):
     if config.affnist_dir:         # refused now, not after the training
         next(read_affnist(config.affnist_dir))
     if config.data_dir or config.digits != "synthetic":
+        given = "" if config.data_dir else os.environ.get("MNIST_DIR", "")
         try:
-            return read_idx_folder(config.data_dir or os.environ.get("MNIST_DIR") or download_mnist(download))
+            return read_idx_folder(config.data_dir or given or download_mnist(download))
+        except InputError as error:
+            if not given:
+                raise
+            mend = " It has quotes or a $: set it to the path alone" if set(given) & set("\"'$") else ""
+            raise InputError(f"the environment variable MNIST_DIR: {error}.{mend}".rstrip(".")) from None
         except ConnectionError as error:
             if config.digits == "mnist":
                 raise InputError(f"{error}. Give its folder as --data-dir, or use --digits synthetic") from None
@@ -1536,7 +1542,10 @@ def read_idx_folder(place):
     if not all(of_mnist):
         n_classes = data["n_classes"] = count_classes(data)
         if (where / "labels.txt").is_file():
-            data["names"] = (where / "labels.txt").read_text("utf-8", "replace").rstrip().splitlines()
+            try:
+                data["names"] = (where / "labels.txt").read_text("utf-8-sig").rstrip().splitlines()
+            except UnicodeDecodeError:
+                raise InputError(f"{place}: labels.txt is not UTF-8. Save it as UTF-8") from None
             if len(data["names"]) != n_classes:
                 raise InputError(f"{place}: labels.txt has {len(data['names'])} names. Give {n_classes}, one a line")
         held_out = rng_for(0, DATA, 2).permutation(len(labels)) < -(-len(labels) // 12)

@@ -29,9 +29,11 @@ In Python, make does the same with arrays:
 import collections
 import hashlib
 import math
+import os
 import re
 import string
 import sys
+import unicodedata
 import zipfile
 import zlib
 from pathlib import Path
@@ -80,14 +82,30 @@ Chunk = collections.namedtuple("Chunk", "part images labels files")
 
 # -------------------------------------------------------------- names
 
+def words_of(name):
+    """Return the words of a name in lower case: x_train, xTrain, trainX, xtrain and X-Train are x and train"""
+    words = re.findall("[A-Z]?[a-z]+[0-9]*[a-z]*|[A-Z]+|[0-9]+", name)
+    found = []
+    for word in (word.lower() for word in words):
+        part = next((part for part in PARTS if word.startswith(part) or word.endswith(part)), "")
+        rest = word.replace(part, "", 1) if part else ""
+        found += [part, rest] if rest in LABELS | IMAGES else [word]
+    return found
+
+
 def part_of(name):
     """Return the part of a data set that a name says: "train", "test", "val", or "" if none"""
-    return next((PARTS[word] for word in re.split(r"[^a-z0-9]+", name.lower()) if word in PARTS), "")
+    return next((PARTS[word] for word in words_of(name) if word in PARTS), "")
+
+
+def composed(name):
+    """Return a name with composed letters: systems write an accented letter as one character or as two"""
+    return unicodedata.normalize("NFC", name)
 
 
 def kind_of(name):
     """Return what an array holds by its name: "labels", "images", or "" if it does not say"""
-    words = set(re.findall("[a-z]+", name.lower()))
+    words = set(words_of(name))
     return "labels" if words & LABELS else "images" if words & IMAGES else ""
 
 
@@ -110,6 +128,7 @@ def names_of(labels):
     if labels.ndim != 1 or labels.dtype.kind == "c":
         raise InputError(f"labels are {labels.dtype} {labels.shape}. Give one for each image, (n,)")
     names = [label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in labels]
+    names = [composed(name) for name in names]
     for k, name in enumerate(names):                                    # of floats, as 3.0 and np.savetxt's 3.000e+00
         if name in ("nan", "None", "<NA>", "NaT") and not isinstance(labels[k], str):
             raise InputError(f"label {k} is {name}. Leave this image out, or give its label")
@@ -124,6 +143,9 @@ def read_folder(folder, progress, center=False):
     """Yield the Chunks in a folder. center: as of arrays_to_mnist. Raise InputError for what cannot be read"""
     folder = innermost(folder)
     inside = visible(folder)
+    if os.name != "nt" and (split := [path.name for path in inside if "\\" in path.name]):
+        raise InputError(f"{folder}: has folders within names of files, such as {split[0]}: a program on Windows made "
+                         "the archive. Unpack it with: unzip ARCHIVE.zip -d FOLDER")
     if any(IDX_NAME.fullmatch(path.name) for path in inside):
         yield from read_idx_files(folder, "", center)
         return
@@ -178,7 +200,7 @@ def read_classes(folder, part, root, progress, center=False):
         notes[LEFT] += int((~is_like_mnist(np.stack(images))).sum())
         n_pictures += len(images)
         files = [path.relative_to(root).as_posix() for path in paths]
-        yield Chunk(part, np.stack(images), [of_class.name] * len(images), files)
+        yield Chunk(part, np.stack(images), [composed(of_class.name)] * len(images), files)
     say_notes(progress, folder, +notes, n_pictures)
 
 
@@ -251,11 +273,19 @@ def read_idx(path):
 
 
 def read_files(paths, center=False):
-    """Yield the Chunks of CSV, .npy and .npz files. Raise InputError for others"""
+    """Yield the Chunks of CSV, .npy and .npz files. Several .npy files whose names say neither images nor labels, and
+    no part, hold a class each, by its name. Raise InputError for others"""
     arrays = {}
+    of_classes = [path for path in paths if path.suffix.lower() == ".npy"]
+    if len(of_classes) < 2 or any(kind_of(path.stem) or part_of(path.stem) for path in of_classes):
+        of_classes = []
     for path in paths:
         if path.name.lower().removesuffix(".gz").endswith(".csv"):
             yield chunk(part_of(path.name), *read_csv(path), path, center)
+            continue
+        if path in of_classes:
+            array = arrays_of(path)[""]
+            yield chunk(part_of(path.stem), array, [composed(path.stem)] * len(array), path, center)
             continue
         if path.suffix.lower() not in (".npy", ".npz"):
             fault = "is no CSV, .npy or .npz file" if path.is_file() else "no such file or folder"
