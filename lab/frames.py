@@ -7,13 +7,16 @@ MAX_FRAME = 0.33                   # of the picture's side, on each side
 MAX_FRAMES = 3                     # frames around frames
 LIKE = 0.35                        # of the step: gray levels that differ by less are of one surface
 ON_EDGE, ON_PAPER = 0.9, 0.85      # share of the picture's edge that is frame; of the paper's edge that is paper
-ON_PAPER_WITHIN = 0.98             # the same, of a frame within a frame
+ON_PAPER_WITHIN = 0.995            # the same, of a frame within a frame
 MAX_INK = 0.5                      # of the paper
 MIN_INK = 8                        # px
 BOX_LEVELS = 0.12, 0.5             # of ink at which a box is looked for: with its soft edges, and without
 BOX_SPAN = 0.6                     # of the picture's sides that a box spans
 BOX_BAND = 0.07                    # of a box's side: how far its line may leave a straight one
 BOX_LINE = 0.85                    # share of a side that has a line
+MIN_IN_RING = 0.35                 # the same, of a ring, since some fonts have a dot in a zero
+RING_BAND = 0.15                   # of a ring's side: how far its middle part may leave a straight line
+RULE_SPAN, RULE_WIDTH = 0.8, 0.06  # of the picture's sides: a line across it
 MIN_INSIDE = 0.2                   # of a box's longer side: what is drawn in it
 
 
@@ -35,14 +38,17 @@ def paper_of(gray):
     """
     top, left = 0, 0
     paper = gray
-    found = (slice(0, gray.shape[0]), slice(0, gray.shape[1]))
+    found = before = (slice(0, gray.shape[0]), slice(0, gray.shape[1]))
     for k in range(MAX_FRAMES):
         inner = within_frame(paper, ON_PAPER if k == 0 else ON_PAPER_WITHIN)
         if inner is None:
+            if k > 0 and within_frame(paper, ON_PAPER) is not None:     # what ink touches is no paper
+                return before
             break
         rows, columns = inner
         top, left = top + rows.start, left + columns.start
         paper = paper[inner]
+        before = found
         if has_ink(paper):
             found = (slice(top, top + paper.shape[0]), slice(left, left + paper.shape[1]))
     return found
@@ -131,16 +137,17 @@ def spots_of(inked):
 
 
 def box_in(ink):
-    """Look for a box around what is drawn: a spot of ink with a line on each of its four sides.
+    """Look for a box around what is drawn: a spot of ink with a line on each of its four sides, or one
+    that encloses the rest, such as a circle.
 
     ink: (h, w) from 0 to 1. Return the ink without the box, or None if there is no box with ink in
-    it; and whether there is a box whose lines what is drawn in it touches, so that it cannot be told
-    from a letter such as a square B.
+    it; and whether there is a line or a box that cannot be told from what is drawn: the ink touches
+    the box, as in a square B, or a line crosses the picture, as a bar over a letter does.
     """
-    touches = False
+    in_doubt = False
     for level in BOX_LEVELS:
         inked = ink >= level
-        if not may_have_box(inked[None])[0] or not is_box(within_lines(inked), ink.shape):
+        if not may_be_boxed(inked):
             continue
         spots = spots_of(inked)
         numbers = np.unique(spots[spots > 0])
@@ -149,18 +156,58 @@ def box_in(ink):
         largest = int(np.argmax(areas))
         top, bottom, left, right = spans[largest]
         box = (spots == numbers[largest])[top:bottom, left:right]
-        if not is_box(box, ink.shape) or middle_of(box).mean() > MAX_INK:
-            continue
-        touches = has_middle(box)
-        if touches:
-            continue
         inside = np.zeros(ink.shape, bool)
         inside[top:bottom, left:right] = (inked & (spots != numbers[largest]))[top:bottom, left:right]
-        if inside.sum() >= MIN_INK:
-            y0, y1, x0, x1 = span_of(inside)
-            if max(y1 - y0, x1 - x0) >= MIN_INSIDE * max(box.shape):
-                return np.where(near(inside), ink, 0), False
-    return None, touches
+        is_rectangle = is_box(box, ink.shape) and middle_of(box).mean() <= MAX_INK
+        in_doubt = is_rectangle and has_middle(box) or level == max(BOX_LEVELS) and has_rule(
+            spans, ink.shape)
+        if in_doubt or inside.sum() < MIN_INK:
+            continue
+        y0, y1, x0, x1 = span_of(inside)
+        share = max(y1 - y0, x1 - x0) / max(box.shape)
+        if is_rectangle and share >= MIN_INSIDE or share >= MIN_IN_RING and (
+                encloses(box, inside[top:bottom, left:right])):
+            return np.where(near(inside), ink, 0), False
+    return None, bool(in_doubt)
+
+
+def may_be_boxed(inked):
+    """Return whether some ink, (h, w) bool, may have a box, a ring or a line across the picture"""
+    if not inked.any():
+        return False
+    if may_have_box(inked[None])[0] and is_box(within_lines(inked), inked.shape):
+        return True
+    if max(inked.mean(1).max(), inked.mean(0).max()) >= RULE_SPAN * BOX_LINE:
+        return True
+    top, bottom, left, right = span_of(inked)
+    if min((bottom - top) / inked.shape[0], (right - left) / inked.shape[1]) < BOX_SPAN:
+        return False
+    drawn = inked[top:bottom, left:right]
+    for side in (drawn, drawn.T):
+        lines = side[len(side) // 4:len(side) - len(side) // 4]
+        first, last = lines.argmax(1), lines[:, ::-1].argmax(1)
+        runs = (np.diff(np.pad(lines, ((0, 0), (1, 0))).astype(int), axis=1) == 1).sum(1)
+        if max(first.max(), last.max()) > RING_BAND * side.shape[1] or runs.max() < 3:
+            return False
+    return True
+
+
+def encloses(ring, inside):
+    """Return whether a spot has ink on both sides of what is in it, in each row and column"""
+    for spot, drawn in ((ring, inside), (ring.T, inside.T)):
+        lines = drawn.any(1)
+        spot, drawn = spot[lines], drawn[lines]
+        before = spot.argmax(1) < drawn.argmax(1)
+        after = spot[:, ::-1].argmax(1) < drawn[:, ::-1].argmax(1)
+        if not (spot.any(1) & before & after).all():
+            return False
+    return True
+
+
+def has_rule(spans, shape):
+    """Return whether one of several spots is a line across a picture of a shape: it is long and thin"""
+    sizes = [((bottom - top) / shape[0], (right - left) / shape[1]) for top, bottom, left, right in spans]
+    return len(sizes) > 1 and any(max(size) >= RULE_SPAN and min(size) <= RULE_WIDTH for size in sizes)
 
 
 def may_have_box(inked):

@@ -154,3 +154,18 @@ def test_a_data_set_says_what_is_not_centered(tmp_path, capsys):
     make_idx.make(tmp_path / "centered", (elsewhere, LABELS % 2), center=True)
     assert "scaled so that the ink fits" in (out := capsys.readouterr().out) and data.LEFT not in out
     assert mc.read_idx_folder(tmp_path / "centered")["test"][0][:, 4:24, 4:24].max((1, 2)).min() > 200
+
+
+def test_a_ring_is_left_out_and_a_line_leaves_a_doubt(network):
+    """A circle around the digit; a line below it; of faint ruled lines there is no doubt"""
+    y, x = np.mgrid[:160, :160] - 79.5
+    ring = np.abs(np.hypot(y, x) - 74) < 2
+    digits = [paper(image, margin=24) for image in IMAGES[:12]]
+    result = predict(network, [np.where(ring, INK, gray) for gray in digits])
+    expected = predict(network, digits)
+    assert result.classes.tolist() == expected.classes.tolist() and result.notes[data.FRAMED] == 12
+    under, ruled = np.stack(digits), np.stack(digits)
+    under[:, 148:151, 4:-4] = INK
+    ruled[:, 10::24] = np.minimum(ruled[:, 10::24], 200)
+    assert set(predict(network, under).doubts) == {"in doubt"}
+    assert predict(network, ruled).notes.get(data.TOUCHED, 0) == 0
