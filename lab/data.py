@@ -28,6 +28,7 @@ GROUND_FITS, SURFACE = 8, 2        # fits of the background surface; its polynom
 BOX, SIDE = 20, 28                 # px of the ink and of the image
 MNIST_SPAN, CANVAS_SPAN = (16, 23), (13, 33)   # px of ink's longer side: MNIST has 18 to 20, affNIST's range 14 to 32
 OFF_CENTER = 2                     # px from the image's center to the ink's; at most 1 in MNIST
+MUCH_INK = 0.35                    # of the paper within a frame: more may be the paper itself
 TEST_SHARE = 7                     # one of so many images of a class is for testing
 ENDINGS = (".png", ".jpg", ".jpeg")
 JUNK = "thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir"                  # what systems leave in folders
@@ -151,7 +152,9 @@ def framed_ink(gray, ink_of_paper):
         ink[paper] = inside
     if inside is not None or gray[paper].shape != gray.shape:
         noticed.add(FRAMED)
-    if touches:
+    inked = ink[paper] >= 0.5
+    is_cut = gray[paper].shape != gray.shape and (edges(inked).any() or inked.mean() > MUCH_INK)
+    if touches or is_cut:
         noticed.add(TOUCHED)
     return ink, noticed
 
