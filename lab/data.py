@@ -299,7 +299,7 @@ def is_like_mnist(images):
         at, total = np.arange(side) + 0.5 - side / 2, np.maximum(images.sum((1, 2), dtype=float), 1e-9)
         for axis in (1, 2):
             fits &= np.abs(images.sum(axis, dtype=float) @ at / total) <= OFF_CENTER
-    return fits
+    return fits | ~inked.any((1, 2))                                    # nothing to center
 
 
 # -------------------------------------------------------------- data sets
@@ -419,12 +419,14 @@ def fitted(grays, sides, convert, is_right=None, report=lambda text: None):
             framed = frames.may_have_frame(gray) | frames.may_have_box(gray >= 128)
             wrong += rows[~right].tolist()
             suspects += rows[right & framed].tolist()
-    notes, in_doubt = collections.Counter(), np.zeros(len(images), bool)
+    notes, in_doubt, sizes = collections.Counter(), np.zeros(len(images), bool), {*of_other_size}
     for k in sorted([*of_other_size, *wrong, *suspects]):
         report(f"{k} of {len(images)} images scaled")
         try:
             image, noticed = convert(images[k] / 255)
         except InputError as error:
+            if k not in sizes:                                          # of a right size: it stays as it is
+                continue
             raise InputError(f"image {k}: {error}. Leave it out") from None
         notes.update(noticed)
         in_doubt[k] = TOUCHED in noticed

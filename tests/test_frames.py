@@ -141,6 +141,8 @@ def test_digits_of_the_networks_size_are_centered_if_they_are_small_or_elsewhere
     corner = np.pad(IMAGES, ((0, 0), (0, 12), (12, 0)))
     assert data.is_like_mnist(corner).all()
     assert not data.is_like_mnist(np.pad(elsewhere, [(0, 0), (6, 6), (6, 6)])).any()
+    blank = np.stack([np.zeros((28, 28), np.uint8), np.full((28, 28), 3, np.uint8), elsewhere[0]])
+    np.testing.assert_array_equal(predict(network, blank).inputs[:2, 6:-6, 6:-6], blank[:2] / np.float32(255))
     other = program.dataclasses.replace(network, source="drawings")
     assert predict(other, elsewhere).notes[data.LEFT] == 40
     np.testing.assert_array_equal(predict(other, elsewhere).inputs, left.inputs)
