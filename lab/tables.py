@@ -33,7 +33,7 @@ def read_bytes(path):
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'damaged'}. Get the file again") from None
 
 
-def read_text(path):
+def text_in(path):
     """Return the text of a user's file, in UTF-8, or in UTF-16 or UTF-32 with its byte-order mark, which
     is left out. Raise InputError for other encodings, naming the line: to guess one would change letters"""
     raw = read_bytes(path)
@@ -48,7 +48,7 @@ def read_text(path):
 
 def read_names(path):
     """Return the names in a text file, one a line; empty lines at its end are left out"""
-    return [line.strip() for line in read_text(path).rstrip().splitlines()]
+    return [line.strip() for line in text_in(path).rstrip().splitlines()]
 
 
 # -------------------------------------------------------------- CSV
@@ -62,7 +62,7 @@ def read_table(path, needs_labels=True):
     in the last. A column of row numbers or of ids before the others is left out. Without needs_labels a
     file may have pixels alone. Raise InputError for a file that is not so, and for an empty label.
     """
-    lines = [line for line in read_text(path).splitlines() if line.strip(" ,;\t|")]
+    lines = [line for line in text_in(path).splitlines() if line.strip(" ,;\t|")]
     separator = max(SEPARATORS, key=lambda separator: n_columns(lines[:6], separator))
     if n_columns(lines[:6], separator) < 2:
         raise InputError(f"{path}: has no rows of columns. Give a label and gray levels in each row, between commas")
