@@ -67,7 +67,7 @@ EXTENT, STEP, CHUNK = 12, 2, 12    # of a map: px from the center, px between po
 AZIMUTHS = range(0, 360, 10)       # of a ring, degrees
 HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Content-Security-Policy": "default-src "
            "'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
-           "form-action 'none'; frame-ancestors 'none'"}
+           "form-action 'none'; frame-ancestors 'self' http://localhost:* http://127.0.0.1:* vscode-webview:"}
 LOOPBACK = r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"              # names of this machine, with any port (ssh -L)
 STALE = {"stale": True}            # the answer if the page has sent a newer request of the same kind
 FIELDS = {                         # of requests: type, bounds and length of numbers; str: base64, bounds of its bytes
@@ -304,13 +304,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
     timeout, error_message_format, error_content_type = 2, "%(message)s\n", "text/plain"      # timeout in seconds
 
     def do_GET(self):
+        path = self.path.partition("?")[0]                     # editors add a query to what they open
         host = self.headers.get("Host", "")
         if not re.fullmatch(LOOPBACK, host) or self.headers.get("Origin", f"http://{host}") != f"http://{host}":
             port = self.server.server_address[1]
             self.send_error(403, "this server answers only to localhost and 127.0.0.1. From another machine: ssh -L "
                             f"{port}:localhost:{port} THIS_MACHINE, then open http://localhost:{port}/ there")
-        elif self.command == "GET" and self.path in PAGE:
-            name, content_type = PAGE[self.path]
+        elif self.command in ("GET", "HEAD") and path in PAGE:
+            name, content_type = PAGE[path]
             self.send((ROOT / "explore" / name).read_text(encoding="utf-8"), content_type)
         elif self.command == "POST" and self.path == "/ask":
             try:
@@ -323,7 +324,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.send_error(404, "no such page")
 
-    do_POST = do_GET
+    do_POST = do_HEAD = do_GET
 
     def read_json(self):
         """Return the request's body, parsed. Raise InputError if it is too long."""
@@ -339,7 +340,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for name, value in {**HEADERS, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def end_headers(self):
         if self.command == "POST":

@@ -14,8 +14,9 @@ which part of the data it holds:
   - .npz or .npy files of images and labels, as Keras's mnist.npz
 
 Each picture becomes gray, light on dark, scaled so that its ink fits into 20x20 px, and moved so that the ink's center
-of mass lies at the center of 28x28 px, as MNIST's digits are. Images of 28x28 px that are light on dark stay as they
-are. Where no part is for testing, a seventh of each class is. The order is mixed, except that of MNIST itself.
+of mass lies at the center of 28x28 px, as MNIST's digits are. A frame or box around the ink is left out. Images of
+28x28 px that are light on dark stay as they are, unless --center is given. Where no part is for testing, a seventh of
+each class is. The order is mixed, except that of MNIST itself.
 
 In Python, make does the same with arrays:
 
@@ -26,11 +27,13 @@ In Python, make does the same with arrays:
     python3 affnist_capsnet.py --data-dir data                 # then train on it
 """
 import collections
-import gzip
 import hashlib
+import math
+import os
 import re
 import string
 import sys
+import unicodedata
 import zipfile
 import zlib
 from pathlib import Path
@@ -38,18 +41,24 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 from lab.data import (
     ENDINGS,
+    FRAMED,
+    LEFT,
+    TOUCHED,
     arrays_to_mnist,
+    as_array,
     choose_test_images,
     contents,
     idx_bytes,
     is_junk,
+    is_like_mnist,
+    mnist_of,
     read_picture,
     text_lines,
-    to_mnist,
     visible,
     write_files,
 )
 from lab.messages import InputError, Parser, Progress, command_line, counted, run_cli
+from lab.tables import LABELS, read_bytes, read_names, read_table
 from multimnist_capsnet import MNIST
 
 import numpy as np
@@ -57,7 +66,6 @@ import numpy as np
 MAX_CLASSES, MIN_IMAGES = 62, 3    # classes at most; different images of a class at least, for training, val and test
 PARTS = {"train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test", "val": "val",
          "valid": "val", "validation": "val"}                           # what names of folders and files say
-LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}              # names of columns and arrays
 IMAGES = {"x", "image", "images", "img", "imgs", "data", "pixels", "digits"}
 ARRAYS = re.compile(r"\.(csv|csv\.gz|npy|npz)$", re.IGNORECASE)
 IDX_NAME = re.compile(r"(.*?)[-._]?(train|t10k|test)[-._](images|labels)[-.]idx\d[-.](?:ubyte|int)(?:\.gz)?")
@@ -74,14 +82,30 @@ Chunk = collections.namedtuple("Chunk", "part images labels files")
 
 # -------------------------------------------------------------- names
 
+def words_of(name):
+    """Return the words of a name in lower case: x_train, xTrain, trainX, xtrain and X-Train are x and train"""
+    words = re.findall("[A-Z]?[a-z]+[0-9]*[a-z]*|[A-Z]+|[0-9]+", name)
+    found = []
+    for word in (word.lower() for word in words):
+        part = next((part for part in PARTS if word.startswith(part) or word.endswith(part)), "")
+        rest = word.replace(part, "", 1) if part else ""
+        found += [part, rest] if rest in LABELS | IMAGES else [word]
+    return found
+
+
 def part_of(name):
     """Return the part of a data set that a name says: "train", "test", "val", or "" if none"""
-    return next((PARTS[word] for word in re.split(r"[^a-z0-9]+", name.lower()) if word in PARTS), "")
+    return next((PARTS[word] for word in words_of(name) if word in PARTS), "")
+
+
+def composed(name):
+    """Return a name with composed letters: systems write an accented letter as one character or as two"""
+    return unicodedata.normalize("NFC", name)
 
 
 def kind_of(name):
     """Return what an array holds by its name: "labels", "images", or "" if it does not say"""
-    words = set(re.findall("[a-z]+", name.lower()))
+    words = set(words_of(name))
     return "labels" if words & LABELS else "images" if words & IMAGES else ""
 
 
@@ -94,7 +118,7 @@ def names_of(labels):
     """Return labels, (n,), (n, 1) or one-hot (n, J), numbers, words or other objects, as a list of n names. Raise
     InputError for other arrays"""
     try:
-        labels = np.asarray(labels)
+        labels = as_array(labels)
     except ValueError:                                                  # lists of several lengths
         raise InputError("labels are lists of several lengths. Give one label for each image, (n,)") from None
     if labels.ndim == 2 and labels.shape[1] > 1 and np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all():
@@ -104,6 +128,7 @@ def names_of(labels):
     if labels.ndim != 1 or labels.dtype.kind == "c":
         raise InputError(f"labels are {labels.dtype} {labels.shape}. Give one for each image, (n,)")
     names = [label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in labels]
+    names = [composed(name) for name in names]
     for k, name in enumerate(names):                                    # of floats, as 3.0 and np.savetxt's 3.000e+00
         if name in ("nan", "None", "<NA>", "NaT") and not isinstance(labels[k], str):
             raise InputError(f"label {k} is {name}. Leave this image out, or give its label")
@@ -114,17 +139,20 @@ def names_of(labels):
 
 # -------------------------------------------------------------- folders
 
-def read_folder(folder, progress):
-    """Yield the Chunks in a folder. Raise InputError for what cannot be read"""
+def read_folder(folder, progress, center=False):
+    """Yield the Chunks in a folder. center: as of arrays_to_mnist. Raise InputError for what cannot be read"""
     folder = innermost(folder)
     inside = visible(folder)
+    if os.name != "nt" and (split := [path.name for path in inside if "\\" in path.name]):
+        raise InputError(f"{folder}: has folders within names of files, such as {split[0]}: a program on Windows made "
+                         "the archive. Unpack it with: unzip ARCHIVE.zip -d FOLDER")
     if any(IDX_NAME.fullmatch(path.name) for path in inside):
-        yield from read_idx_files(folder, "")
+        yield from read_idx_files(folder, "", center)
         return
     folders = [path for path in inside if path.is_dir()]
     files = [path for path in inside if ARRAYS.search(path.name)]
     if files and not folders:
-        yield from read_files(files)
+        yield from read_files(files, center)
         return
     parts = [(part_of(path.name), path) for path in folders]
     split = [(part, path) for part, path in parts if part and any(below.is_dir() for below in visible(path))]
@@ -132,7 +160,7 @@ def read_folder(folder, progress):
         raise InputError(f"{folder}: {', '.join(path.name for path in folders)} hold no folders of classes. Put the "
                          "pictures of each class into a folder of its own")
     for part, path in split or [("", folder)]:
-        yield from read_classes(path, part, folder, progress)
+        yield from read_classes(path, part, folder, progress, center)
 
 
 def innermost(folder):
@@ -153,21 +181,34 @@ def innermost(folder):
         folder = folders[0]
 
 
-def read_classes(folder, part, root, progress):
+def read_classes(folder, part, root, progress, center=False):
     """Yield a Chunk of each class: of the pictures of each folder in a folder. root: files are named from there"""
+    notes, n_pictures = collections.Counter(), 0
     for of_class in [path for path in visible(folder) if path.is_dir()]:
         paths, images = [path for path in visible(of_class) if path.suffix.lower() in ENDINGS], []
         for k, path in enumerate(paths):
             progress.step(f"{of_class}: {k} of {len(paths)} pictures read")
             try:
-                images.append(to_mnist(read_picture(path)))
+                image, noticed = mnist_of(read_picture(path), center)
             except InputError as error:
                 raise InputError(f"{path}: {error}. Mend or remove this file") from None
+            images.append(image)
+            notes.update(noticed)
         if not images:
             raise InputError(f"{of_class}: has 0 PNG or JPEG files. Give at least {MIN_IMAGES} of each class, or "
                              "remove this folder")
+        notes[LEFT] += int((~is_like_mnist(np.stack(images))).sum())
+        n_pictures += len(images)
         files = [path.relative_to(root).as_posix() for path in paths]
-        yield Chunk(part, np.stack(images), [of_class.name] * len(images), files)
+        yield Chunk(part, np.stack(images), [composed(of_class.name)] * len(images), files)
+    say_notes(progress, folder, +notes, n_pictures)
+
+
+def say_notes(progress, where, notes, n_images):
+    """Print what was done to how many images; as a warning if what they show may have changed"""
+    for note, n in notes.items():
+        kind = "warning" if note in (FRAMED, TOUCHED) else "note"
+        progress.say(f"{kind}: {where}: {n:,} of {counted(n_images, 'image')}: {note}")
 
 
 def left_out(folder, used):
@@ -184,16 +225,7 @@ def left_out(folder, used):
 
 # -------------------------------------------------------------- files
 
-def read_bytes(path):
-    """Return the bytes of a file, raw or .gz. Raise InputError if it cannot be read"""
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: {getattr(error, 'strerror', None) or 'damaged'}. Get the file again") from None
-
-
-def read_idx_files(folder, prefix):
+def read_idx_files(folder, prefix, center=False):
     """Yield the Chunks of the idx files in a folder whose names begin with a prefix. EMNIST, recognized by these names,
     is stored transposed. The names of the classes are those of a labels.txt, if the folder has one"""
     found, prefixes, arrays = collections.defaultdict(dict), set(), {}
@@ -222,12 +254,12 @@ def read_idx_files(folder, prefix):
             first, last = (int(of(of(each[1]) for each in arrays.values())) for of in (min, max))
             known = EMNIST.get(last - first + 1, [str(label) for label in range(first, last + 1)])
             if is_named:
-                known = read_bytes(folder / "labels.txt").decode("utf-8-sig", "replace").rstrip().splitlines()
+                known = read_names(folder / "labels.txt")
             if is_named and (first not in (0, 1) or len(known) != last - first + 1):
                 raise InputError(f"{folder}: has labels from {first} to {last}, and labels.txt has "
                                  f"{counted(len(known), 'name')}. Give one a line for labels from 0 or 1, or remove it")
             names = [known[label - first] for label in labels.tolist()]
-        yield chunk(part, images, names, where)
+        yield chunk(part, images, names, where, center)
 
 
 def read_idx(path):
@@ -240,12 +272,20 @@ def read_idx(path):
         raise InputError(f"{path}: damaged, or not an idx file. Get the file again") from None
 
 
-def read_files(paths):
-    """Yield the Chunks of CSV, .npy and .npz files. Raise InputError for others"""
+def read_files(paths, center=False):
+    """Yield the Chunks of CSV, .npy and .npz files. Several .npy files whose names say neither images nor labels, and
+    no part, hold a class each, by its name. Raise InputError for others"""
     arrays = {}
+    of_classes = [path for path in paths if path.suffix.lower() == ".npy"]
+    if len(of_classes) < 2 or any(kind_of(path.stem) or part_of(path.stem) for path in of_classes):
+        of_classes = []
     for path in paths:
         if path.name.lower().removesuffix(".gz").endswith(".csv"):
-            yield chunk(part_of(path.name), *read_csv(path), path)
+            yield chunk(part_of(path.name), *read_csv(path), path, center)
+            continue
+        if path in of_classes:
+            array = arrays_of(path)[""]
+            yield chunk(part_of(path.stem), array, [composed(path.stem)] * len(array), path, center)
             continue
         if path.suffix.lower() not in (".npy", ".npz"):
             fault = "is no CSV, .npy or .npz file" if path.is_file() else "no such file or folder"
@@ -263,7 +303,7 @@ def read_files(paths):
             raise InputError(f"{paths[0]}: lacks the {part} images or labels. Name the arrays images and labels, or "
                              "x_train, y_train, x_test and y_test")
         path, images = arrays[part, "images"]
-        yield chunk(part, images, arrays[part, "labels"][1], path)
+        yield chunk(part, images, arrays[part, "labels"][1], path, center)
 
 
 def arrays_of(path):
@@ -277,46 +317,28 @@ def arrays_of(path):
 
 
 def read_csv(path):
-    """Return the images, (n, H * H), and the labels of a CSV file: in each row a label, then the gray levels. With a
-    header the label is the first or the last column, the one that is called label, class, target or y."""
-    rows = [row for row in read_bytes(path).decode("utf-8-sig", "replace").splitlines() if row.strip()]
-    head = [cell.strip(' "').lower() for cell in rows[0].split(",")] if rows else []
-    has_header = bool(head) and (head[0] in LABELS or not all(re.fullmatch(r"[-+.\de]+", cell) for cell in head[1:]))
-    is_last = has_header and head[0] not in LABELS
-    if is_last and head[-1] not in LABELS:
-        raise InputError(f"{path}: neither the first nor the last column is called label. Rename the column of labels")
-    rows = rows[has_header:]
-    if not rows or len(head) < 2:
-        raise InputError(f"{path}: has no rows of columns. Give a label and gray levels in each row, between commas")
-    levels, labels = [], []
-    for row in rows:
-        first, _, rest = row.partition(",")
-        if is_last:
-            rest, _, first = row.rpartition(",")
-        levels.append(rest)
-        labels.append(first.strip(' "'))
-    try:
-        try:
-            return np.loadtxt(levels, np.uint8, delimiter=",", ndmin=2), labels
-        except ValueError:                                              # no integers, which are read ten times as fast
-            return np.loadtxt(levels, np.float32, delimiter=",", ndmin=2), labels
-    except ValueError as error:
-        fault = str(error).split(";")[0].rstrip(".")
-        raise InputError(f"{path}: {fault}. Give a label and the same number of gray levels in each row") from None
+    """Return the images, (n, H * H), and the labels of a CSV file, and print what was decided about its columns. Those
+    of EMNIST, recognized by the file's name, are stored transposed"""
+    table, note = read_table(path), ""
+    levels, side = table.levels, math.isqrt(table.levels.shape[1])
+    if "emnist" in path.name.lower() and side * side == levels.shape[1]:
+        levels = levels.reshape(-1, side, side).swapaxes(1, 2).reshape(len(levels), -1)
+        note = "; images transposed, as EMNIST's are stored"
+    Progress().say(f"{path}: {table.words}{note}")
+    return levels, table.labels
 
 
-def chunk(part, images, labels, where):
+def chunk(part, images, labels, where, center=False):
     """Return the Chunk of arrays of images and labels. where: what they are called in messages"""
     progress = Progress()
     try:
         names = names_of(labels)
-        images, notes = arrays_to_mnist(images, lambda text: progress.step(f"{where}: {text}"))
+        images, notes = arrays_to_mnist(images, lambda text: progress.step(f"{where}: {text}"), center)
         if len(images) != len(names):
             raise InputError(f"has {len(images)} images and {len(names)} labels. Give a label for each image")
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    for note, n in notes.items():
-        progress.say(f"note: {where}: {n:,} of {counted(len(images), 'image')}: {note}")
+    say_notes(progress, where, notes, len(images))
     return Chunk(part, images, names, None)
 
 
@@ -388,19 +410,20 @@ def check_out(out, replace=False):
                          "files")
 
 
-def make(out, train, test=None, seed=0):
+def make(out, train, test=None, seed=0, center=False):
     """Write arrays as a data set into a folder, in place of one that `make` or this program wrote there, and print what
     was done.
 
     train, test: (images, labels), images as `arrays_to_mnist` takes them, labels numbers or names; without test, a
-    seventh of each class is for testing. Raise InputError for other arrays."""
+    seventh of each class is for testing. center: whether images of 28x28 px that are light on dark are scaled and
+    centered, too, as all others are. Raise InputError for other arrays."""
     out, chunks = Path(out), []
     check_out(out, replace=True)
     for part, arrays in (("train", train), ("test", test)):
         if arrays is not None or part == "train":
             if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
                 raise InputError(f"{part} is of type {type(arrays).__name__}. Give a pair, (images, labels)")
-            chunks.append(chunk(part, *arrays, part))
+            chunks.append(chunk(part, *arrays, part, center))
     files, said = data_set_of(chunks, seed)
     write_files(out, files)
     for name in {*WRITTEN} - {*files}:                                  # of the data set that was there
@@ -410,13 +433,15 @@ def make(out, train, test=None, seed=0):
 
 def main():
     parser = Parser(description=__doc__)
-    parser.usage = "%(prog)s DATA [DATA ...] OUT [--seed N]"
+    parser.usage = "%(prog)s DATA [DATA ...] OUT [--seed N] [--center]"
     parser.add_argument("sources", type=Path, nargs="+", metavar="DATA", help="a folder with a folder of pictures for "
                         "each class, idx files, CSV files, or .npz or .npy files")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files, labels.txt (the names of the "
                         "classes) and, of pictures, test-files.txt (the files of the test images in their order)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test images and of the "
                         "order (default: 0)")
+    parser.add_argument("--center", action="store_true", help="scale and center also images of 28x28 px that are light "
+                        "on dark")
     args = parser.parse_args()
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0")
@@ -428,15 +453,15 @@ def main():
     for source in args.sources:
         match = IDX_NAME.fullmatch(source.name)
         if source.is_dir():
-            found = list(read_folder(source, progress))
+            found = list(read_folder(source, progress, args.center))
             chunks += [each._replace(part=each.part or part_of(source.name)) for each in found]
         elif match or not source.suffix and any(source.parent.glob(source.name + "*ubyte*")):
             idx_files.add((source.parent, match[1] if match else source.name))
         else:
             files.append(source)
     for folder, prefix in sorted(idx_files):
-        chunks += read_idx_files(folder, prefix)
-    chunks += read_files(files)
+        chunks += read_idx_files(folder, prefix, args.center)
+    chunks += read_files(files, args.center)
     try:
         if not chunks:
             raise InputError("holds no folders of pictures, and no idx, CSV, .npy or .npz files. Give one that does")

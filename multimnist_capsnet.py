@@ -1716,9 +1716,14 @@ def load_data(config, download=True):
       n_classes         only of other data
       names             of the classes, only of other data with a file labels.txt"""
     if config.data_dir or config.digits != "synthetic":
+        given = "" if config.data_dir else os.environ.get("MNIST_DIR", "")
         try:
-            folder = config.data_dir or os.environ.get("MNIST_DIR") or download_mnist(download)
-            return read_idx_folder(folder)
+            return read_idx_folder(config.data_dir or given or download_mnist(download))
+        except InputError as error:
+            if not given:
+                raise
+            raise InputError(f"the environment variable MNIST_DIR: {error}"
+                             + advice_on_path(given)) from None
         except ConnectionError as error:
             if config.digits == "mnist":
                 raise InputError(f"{error}. Give its folder as --data-dir, or use "
@@ -1733,6 +1738,13 @@ def load_data(config, download=True):
         data[split] = images[start:start + n], labels[start:start + n]
         start += n
     return data
+
+
+def advice_on_path(path):
+    """Return how to mend a path that a shell should have read and did not, "" of another"""
+    if "$" in path or "'" in path or '"' in path:
+        return ". It has quotes or a $: set it to the path alone"
+    return ""
 
 
 def download_mnist(download):
@@ -1833,7 +1845,10 @@ def read_idx_folder(place):
 
 def read_names(path, n_classes):
     """Return the names of the classes in a file, one a line"""
-    names = path.read_text("utf-8", "replace").rstrip().splitlines()
+    try:
+        names = path.read_text("utf-8-sig").rstrip().splitlines()
+    except UnicodeDecodeError:
+        raise InputError(f"{path.parent}: labels.txt is not UTF-8. Save it as UTF-8") from None
     if len(names) != n_classes:
         raise InputError(f"{path.parent}: labels.txt has {len(names)} names. Give {n_classes}, one "
                          "a line")

@@ -7,7 +7,7 @@
 
 A row per picture: its file, the class, its length (of a capsule) or probability (of a CNN), the next class, and a word
 where the two are close. A network of multimnist_capsnet.py finds two digits. Pictures are PNG or JPEG files, or all
-below a folder; arrays are .npy or .npz files, whose images are what `predict` takes.
+below a folder; arrays are .npy, .npz or CSV files, whose images are what `predict` takes.
 
 In Python, load and predict do the same:
 
@@ -29,9 +29,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import lab
-from lab.data import ENDINGS, edges, find_ink, fitted, gray_images, is_junk, read_picture, resample, to_mnist
+from lab.data import (
+    ENDINGS,
+    LEFT,
+    TOUCHED,
+    edges,
+    fitted,
+    framed_ink,
+    gray_images,
+    is_junk,
+    is_like_mnist,
+    mnist_of,
+    read_picture,
+    resample,
+    surface_ink,
+)
 from lab.files import check_writable, write_atomically, write_csv
 from lab.messages import InputError, Parser, Progress, counted, run_cli
+from lab.tables import read_names, read_table
 
 import numpy as np
 
@@ -72,6 +87,11 @@ class Network:
         return self.channels == ()
 
     @property
+    def is_of_digits(self):
+        """Return whether it was trained on MNIST's digits or on the synthetic ones, all of which are centered"""
+        return self.source in getattr(self.module, "DIGIT_NAMES", ())
+
+    @property
     def scaled(self):
         """Return the words for images that were scaled"""
         return SCALED if self.is_drawn else SCALED_VIEW
@@ -86,7 +106,8 @@ class Prediction:
     scores: (n, J), lengths or activations of capsules, probabilities of a CNN
     after: (n,) int, the next class after those that are named
     capsules: (n, J, D), vectors or flat pose matrices; None of a CNN
-    doubts: n words, "in doubt" where the last class that is named and the next one differ by less than CLOSE, else ""
+    doubts: n words, "in doubt" where the last class that is named and the next one differ by less than CLOSE, or where
+        the ink may be a box around what is drawn and touches it, else ""
     reconstructions: (n, 1, H, W) of the class, (n, 2, H, W) of a pair, of inputs' size and range; None unless asked for
         and the network has a decoder
     inputs: what the network saw: (n, H, W) of digits, from 0 to 1, light on dark; (n, H, W, C) of shapes and toys
@@ -115,10 +136,7 @@ def load(path, labels=None):
         raise InputError(f"{path}: a nearest neighbor has no weights. Give a network's file")
     names = tuple(module.class_names(state["history"]) or map(str, range(config.n_classes)))
     if labels:
-        try:
-            given = tuple(Path(labels).read_text("utf-8-sig").splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{labels}: {getattr(error, 'strerror', None) or 'not UTF-8'}. Give a text file") from None
+        given = tuple(read_names(Path(labels)))
         if len(given) != len(names):
             raise InputError(f"{labels}: has {counted(len(given), 'name')}, and the network {len(names)} classes. Give "
                              "one a line")
@@ -126,13 +144,22 @@ def load(path, labels=None):
     return Network(module, config, module.weights_of(state), names, state["history"]["source"])
 
 
-def predict(network, images, reconstruct=False):
+def predict(network, images, reconstruct=False, center=None):
     """Return the Prediction of a network for images.
 
-    images: an array (n, H, W) or (H, W), or a list of them, of any size; (n, H * H), (n, 1 or 3, H, W) and (n, H, W, 1,
-    3 or 4) are taken, too; toys have two cameras, (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1.
-    reconstruct: whether the result has reconstructions. Raise InputError for what cannot be read so."""
-    inputs, notes = prepared(network, images)
+    images: an array (n, H, W) or (H, W), or a list of them, of any size, or pictures of the package PIL; (n, H * H),
+    (n, 1 or 3, H, W) and (n, H, W, 1, 3 or 4) are taken, too; toys have two cameras, (n, H, W, 2) or (n, 2, H, W). Gray
+    levels: 0 to 255, or 0 to 1.
+    reconstruct: whether the result has reconstructions.
+    center: whether images of the network's size are scaled and centered, too, as all others are; None: where the
+    network was trained on MNIST's digits and the ink is smaller, larger or farther from the center than theirs.
+    Raise InputError for what cannot be read so."""
+    inputs, notes, in_doubt = prepared(network, images, center)
+    return classified(network, inputs, notes, in_doubt, reconstruct)
+
+
+def classified(network, inputs, notes, in_doubt, reconstruct=False):
+    """Return the Prediction of a network for images as it takes them. in_doubt: which are in doubt already, (n,)"""
     module, config, n_named = network.module, network.config, network.module.LABELS_PER_IMAGE
 
     def one(rows):
@@ -155,73 +182,135 @@ def predict(network, images, reconstruct=False):
         names = np.fromiter((tuple(network.names[k] for k in named) for named in classes), object, len(classes))
     return Prediction(
         classes, names, scores, after,
-        out.get("mu", out.get("v")), ["in doubt" if each else "" for each in close],
+        out.get("mu", out.get("v")), ["in doubt" if each else "" for each in close | in_doubt],
         out.get("recon") if reconstruct else None, inputs, notes)
 
 
 # -------------------------------------------------------------- images
 
-def prepared(network, images):
-    """Return images as a network takes them, and what was done to how many, {words: number}"""
-    sides = network.sides
-    grays, notes = gray_images(images, (*sides, 28, 32), network.n_cameras)
+def prepared(network, images, center=None):
+    """Return images as a network takes them, what was done to how many, {words: number}, and which are in doubt, (n,)
+    bool. center: as in predict"""
+    grays, notes = gray_images(images, (*network.sides, 28, 32), network.n_cameras)
     if network.n_cameras == 2:
         notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
         grays = [np.stack([gray, gray], -1) if gray.ndim == 3 else gray for gray in grays]
-    found, n_other = fitted(grays, sides, functools.partial(resized, network))
+    found, noticed, in_doubt = fitted_to(network, grays, center)
+    notes += noticed
+    inputs = inputs_of(network, found, notes)
+    return inputs, dict(+notes), in_doubt
+
+
+def prepared_pictures(network, grays, center=None):
+    """Return the gray levels of pictures, a list of (h, w) from 0 to 1, as `prepared` returns images. Pictures of the
+    network's size that are dark on light are scaled and centered, too"""
+    images, notes, in_doubt = [], collections.Counter(), []
+    for gray in grays:
+        fits = gray.shape in [(side, side) for side in network.sides]
+        if fits and network.is_drawn and np.median(edges(gray)) < 0.5 and np.ptp(gray) >= 0.05:
+            [image], noticed, [doubtful] = fitted_to(network, [np.rint(255 * gray).astype(np.uint8)[None]], center)
+        else:
+            image, noticed = resized(network, gray)
+            doubtful = TOUCHED in noticed
+            noticed = collections.Counter(noticed)
+            noticed[network.scaled] += image.shape != gray.shape or not np.allclose(gray, image / 255, atol=0.01)
+        images.append(image)
+        notes += noticed
+        in_doubt.append(doubtful)
+    inputs = inputs_of(network, images, notes)
+    return inputs, dict(+notes), np.array(in_doubt)
+
+
+def fitted_to(network, grays, center):
+    """Return arrays of images, as `gray_images` returns them, as a list of images of the network's sizes, a Counter of
+    what was done to how many, and which are in doubt. center: as in predict"""
+    notes, is_right = collections.Counter(), None
+    if network.is_drawn:
+        def is_right(images):
+            fits = np.ones(len(images), bool)
+            if center is None and network.module.LABELS_PER_IMAGE == 1:
+                fits = is_like_mnist(images)
+            if center is None and not network.is_of_digits:
+                notes[LEFT] += int((~fits).sum())
+                fits[:] = True
+            return fits & (not center)
+    found, noticed, n_other, in_doubt = fitted(grays, network.sides, functools.partial(resized, network), is_right)
+    notes += noticed
     notes[network.scaled] += n_other
-    n_placed = sum(len(image) < sides[0] for image in found)
+    return found, notes, in_doubt
+
+
+def inputs_of(network, images, notes):
+    """Return images of the network's sizes as it takes them, and count in notes how many are smaller than its input"""
+    sides = network.sides
+    n_placed = sum(len(image) < sides[0] for image in images)
     notes[f"{sides[-1]}x{sides[-1]} px: placed at the center of {sides[0]}x{sides[0]} px"] += n_placed
-    images = [image.reshape(1, *image.shape[:2], *network.channels) for image in found]
-    inputs = [network.module.prepare_images(image, network.config) for image in images]
-    return np.concatenate(inputs), dict(+notes)
+    images = [image.reshape(1, *image.shape[:2], *network.channels) for image in images]
+    return np.concatenate([network.module.prepare_images(image, network.config) for image in images])
 
 
 def resized(network, gray):
     """Return gray levels in [0, 1], (h, w) or, of two cameras, (h, w, 2), of any size, as an image that a network takes
-    without a change but of place, uint8. Digits of such a size, light on dark, are left as they are, as in an array.
-    Raise InputError if there is no ink"""
+    without a change but of place, uint8, and a set of what was noticed. Raise InputError if there is no ink"""
     if not network.is_drawn:
         (h, w), side = gray.shape[:2], network.sides[-1]
         scale = side / max(h, w)
         views = [resample(view, side, side, (side - h * scale) / 2, (side - w * scale) / 2, scale)
                  for view in np.moveaxis(np.atleast_3d(gray), -1, 0)]
-        return np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze()
-    fits = gray.shape in [(side, side) for side in network.sides]
-    if fits and np.median(edges(gray)) < 0.5 and np.ptp(gray) >= 0.05:
-        return np.rint(255 * gray).astype(np.uint8)
+        return np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze(), set()
     if network.module.LABELS_PER_IMAGE == 2:
         from visualize_multimnist_capsnet import to_canvas  # here: it needs matplotlib
-        return np.rint(255 * to_canvas(find_ink(gray))).astype(np.uint8)
-    return to_mnist(gray)
+        ink, noticed = framed_ink(gray, surface_ink)
+        return np.rint(255 * to_canvas(ink)).astype(np.uint8), noticed
+    return mnist_of(gray, center=True)
 
 
-def read_images(network, paths, progress):
-    """Yield a path, the pictures in it, their images, and how many of them were scaled; or an array file, None, its
-    images, and 0. Raise InputError for what cannot be read"""
+def predict_files(network, paths, progress, center=None):
+    """Yield a path, a name for each image in it and their Prediction. Raise InputError for what cannot be read"""
     for path in paths:
-        if path.suffix.lower() in (".npy", ".npz"):
-            arrays = arrays_of(path)
-            images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
-            if images is None:
-                raise InputError(f"{path}: holds no images. Give an array (n, H, W) by the name `images`")
-            yield path, None, images, 0
+        if path.name.lower().endswith((".npy", ".npz", ".csv", ".csv.gz")):
+            images = images_in(path, progress)
+            try:
+                result = predict(network, images, center=center)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from None
+            yield path, [f"{path}[{k}]" for k in range(len(result.classes))], result
             continue
-        files, images, n_scaled = [path], [], 0
-        if path.is_dir():
-            files = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in ENDINGS and each.is_file()
-                     and not any(is_junk(Path(part)) for part in each.relative_to(path).parts)]
-        if not files:
-            raise InputError(f"{path}: holds no PNG or JPEG file, nor do the folders in it. Give others")
+        files, prepared_files = pictures_in(path), []
         for k, file in enumerate(files):
             try:
-                gray = read_picture(file)
-                images.append(resized(network, gray) / np.float32(255))
-                n_scaled += not np.allclose(gray, images[-1], atol=0.01) if gray.shape == images[-1].shape else 1
+                prepared_files.append(prepared_pictures(network, [read_picture(file)], center))
             except InputError as error:
                 raise InputError(f"{file}: {error}. Mend it, or leave it out") from None
             progress.step(f"{k + 1} of {len(files)} pictures read")
-        yield path, list(map(str, files)), images, n_scaled
+        inputs, notes, in_doubt = zip(*prepared_files)
+        total = sum(map(collections.Counter, notes), collections.Counter())
+        yield path, list(map(str, files)), classified(network, np.concatenate(inputs), dict(total),
+                                                      np.concatenate(in_doubt))
+
+
+def images_in(path, progress):
+    """Return the array of images in a .npy, .npz or CSV file. Raise InputError if it has none"""
+    if ".csv" in path.name.lower():
+        table = read_table(path, needs_labels=False)
+        progress.say(f"{path}: {table.words}")
+        return table.levels
+    arrays = arrays_of(path)
+    images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
+    if images is None:
+        raise InputError(f"{path}: holds no images. Give an array (n, H, W) by the name `images`")
+    return images
+
+
+def pictures_in(path):
+    """Return the picture files in a folder, at any depth, or a file itself. Raise InputError if there is none"""
+    if not path.is_dir():
+        return [path]
+    files = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in ENDINGS and each.is_file()
+             and not any(is_junk(Path(part)) for part in each.relative_to(path).parts)]
+    if not files:
+        raise InputError(f"{path}: holds no PNG or JPEG file, nor do the folders in it. Give others")
+    return files
 
 
 # -------------------------------------------------------------- command line
@@ -247,9 +336,12 @@ def main():
     parser.add_argument("weights", metavar="WEIGHTS", type=Path,
                         help="a network: its weights file or the folder of its run")
     parser.add_argument("paths", metavar="PICTURE", nargs="+", type=Path, help="PNG or JPEG files, "
-                        "folders with such files at any depth, .npy or .npz files of images")
+                        "folders with such files at any depth, .npy, .npz or CSV files of images")
     parser.add_argument("--labels", metavar="FILE", type=Path, help="names of the classes, one a line, in place of "
                         "those of the labels.txt that the network was trained with")
+    parser.add_argument("--center", action="store_true", help="scale and center also images that have the "
+                        "network's size and are light on dark, as MNIST's digits are (default: where the network was "
+                        "trained on MNIST's digits and the ink is smaller, larger or farther from the center)")
     parser.add_argument("--out", metavar="FILE", help="write the table as CSV")
     parser.add_argument("--capsules", metavar="FILE", help="write scores and capsules as .npz")
     args = parser.parse_args()
@@ -258,13 +350,9 @@ def main():
     check_writable(args.out, args.capsules)
     network, progress = load(args.weights, args.labels), Progress()
     found, table, notes = [], [], collections.Counter()
-    for path, files, images, n_scaled in read_images(network, args.paths, progress):
-        try:
-            result = predict(network, images)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-        table += table_of(network, files or [f"{path}[{k}]" for k in range(len(result.classes))], result)
-        notes.update({network.scaled: n_scaled} if n_scaled else {})
+    center = True if args.center else None
+    for _, names, result in predict_files(network, args.paths, progress, center):
+        table += table_of(network, names, result)
         notes.update(result.notes)
         found.append(result)
     for note, n in notes.items():

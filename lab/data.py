@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from . import frames
 from .files import check_writable, make_folder, write_atomically
+from .frames import edges
 from .messages import InputError, fail
 
 try:
@@ -24,6 +26,9 @@ MIN_SIGNAL = 6                     # contrast of ink in standard deviations of t
 SPECK = 0.03                       # spots with less than this fraction of the largest spot's ink are removed
 GROUND_FITS, SURFACE = 8, 2        # fits of the background surface; its polynomial degree, for uneven illumination
 BOX, SIDE = 20, 28                 # px of the ink and of the image
+MNIST_SPAN, CANVAS_SPAN = (16, 23), (13, 33)   # px of ink's longer side: MNIST has 18 to 20, affNIST's range 14 to 32
+OFF_CENTER = 2                     # px from the image's center to the ink's; at most 1 in MNIST
+MUCH_INK = 0.35                    # of the paper within a frame: more may be the paper itself
 TEST_SHARE = 7                     # one of so many images of a class is for testing
 ENDINGS = (".png", ".jpg", ".jpeg")
 JUNK = "thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir"                  # what systems leave in folders
@@ -32,6 +37,11 @@ FEW_GRAYS = 64                     # arrays whose brightest pixel is between 1 a
 FAINT_LEVEL = 150                  # images whose brightest gray level, of 255, is below this are called faint
 FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
 EVEN = 0.01                        # a background whose gray levels differ by more has shades or noise: they are removed
+ORIENTATION = 0x0112               # EXIF's tag
+FRAMED = "a frame or box around the ink was left out"
+TOUCHED = "in doubt: a line or a box may be part of the ink"
+OFF = "of small or off-center ink: scaled and centered"
+LEFT = "left as they are, 28x28 px and light on dark, though their ink is not centered as MNIST's is (--center)"
 UPRIGHT = {                        # EXIF orientation: what turns such a picture upright (imageio's versions differ)
     2: lambda a: a[:, ::-1], 3: lambda a: a[::-1, ::-1], 4: lambda a: a[::-1], 5: lambda a: a.swapaxes(0, 1),
     6: lambda a: np.rot90(a, -1), 7: lambda a: a[::-1, ::-1].swapaxes(0, 1), 8: np.rot90}
@@ -68,15 +78,49 @@ def read_picture(path):
     if min(pixels.shape[:2]) < MIN_SIDE:
         size = " x ".join(map(str, pixels.shape[1::-1]))
         raise InputError(f"has {size} px. Give a picture of at least {MIN_SIDE} x {MIN_SIDE} px")
+    return gray_levels(pixels, plain)
+
+
+def gray_levels(pixels, is_deep):
+    """Return the gray levels of a picture's pixels, (h, w) float64 from 0 to 1, averaged down to about
+    WORK_SIDE px. What is transparent has the color of paper.
+
+    pixels: (h, w, 4), red, green, blue and alpha, uint8; or, if is_deep, gray levels of 16 or 32 bits,
+    (h, w). Raise InputError for NaN and infinite values.
+    """
     block = -(-max(pixels.shape[:2]) // WORK_SIDE)
-    if plain:
+    if is_deep:
         if not np.isfinite(pixels).all():
             raise InputError("contains NaN or infinite values. Give another picture")
         return block_means(pixels[..., None], block)[..., 0].clip(0) / max(1, pixels.max())
-    red, green, blue, alpha = np.moveaxis(block_means(pixels, block) / 255, -1, 0)
+    return on_paper(block_means(pixels, block) / 255)
+
+
+def on_paper(colors):
+    """Return colors with transparency, (..., h, w, 4) from 0 to 1, as gray levels, (..., h, w), on
+    paper that is white if what is drawn is dark, and else black"""
+    red, green, blue, alpha = np.moveaxis(colors, -1, 0)
     gray = 0.299 * red + 0.587 * green + 0.114 * blue
-    background = float((gray * alpha).sum() < 0.5 * alpha.sum())                       # white if the ink is dark
+    drawn = (gray * alpha).sum((-2, -1), keepdims=True)
+    background = (drawn < 0.5 * alpha.sum((-2, -1), keepdims=True)).astype(gray.dtype)
     return gray * alpha + background * (1 - alpha)
+
+
+def is_picture(image):
+    """Return whether an object is a picture of the package PIL"""
+    return all(hasattr(image, name) for name in ("mode", "convert", "getexif"))
+
+
+def gray_of_picture(image):
+    """Return the gray levels of a picture of the package PIL, as read_picture returns those of its
+    file. Raise InputError for one that has no colors"""
+    is_deep = image.mode.startswith(("I", "F"))
+    try:
+        pixels = np.asarray(image if is_deep else image.convert("RGBA"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"a picture of mode {image.mode} cannot be read ({error}). Convert it to RGB") from None
+    turn = UPRIGHT.get(image.getexif().get(ORIENTATION), np.asarray)
+    return gray_levels(turn(pixels), is_deep)
 
 
 def block_means(pixels, block):
@@ -90,6 +134,32 @@ def block_means(pixels, block):
 
 
 def find_ink(gray):
+    """Return the ink of a picture, (h, w) in [0, 1], as surface_ink finds it on the picture's paper, without frames
+    and boxes. Raise InputError if no ink stands out."""
+    return framed_ink(gray, surface_ink)[0]
+
+
+def framed_ink(gray, ink_of_paper):
+    """Return the ink of a picture, (h, w) in [0, 1], that is neither a frame nor a box around the rest; and what was
+    noticed: a set of the words FRAMED and TOUCHED.
+
+    ink_of_paper: a function of the gray levels of the picture's paper, which is all of it if it has no frame.
+    """
+    paper, ink, noticed = frames.paper_of(gray), np.zeros(gray.shape), set()
+    ink[paper] = ink_of_paper(gray[paper])
+    inside, touches = frames.box_in(ink[paper])
+    if inside is not None:
+        ink[paper] = inside
+    if inside is not None or gray[paper].shape != gray.shape:
+        noticed.add(FRAMED)
+    inked = ink[paper] >= 0.5
+    is_cut = gray[paper].shape != gray.shape and (edges(inked).any() or inked.mean() > MUCH_INK)
+    if touches or is_cut:
+        noticed.add(TOUCHED)
+    return ink, noticed
+
+
+def surface_ink(gray):
     """Return the ink of a picture, (h, w) in [0, 1]: the pixels that are darker, or lighter, than the background.
 
     gray: gray levels, (h, w). The background is a smooth surface fitted to the pixels near it; their residuals give the
@@ -159,12 +229,7 @@ def dilate(ink, radius):
 
 # -------------------------------------------------------------- images like MNIST's
 
-def edges(images):
-    """Return the gray levels at the edges of images, (..., h, w), as (..., 2 h + 2 w)"""
-    return np.concatenate([images[..., 0, :], images[..., -1, :], images[..., 0], images[..., -1]], -1)
-
-
-def ink_of(gray):
+def paper_ink(gray):
     """Return the ink of a picture in [0, 1], light on dark: gray levels, inverted if the picture's edge is light.
 
     If the edge is uneven, as in a photograph, a smooth background is fitted and subtracted, with its noise.
@@ -172,7 +237,7 @@ def ink_of(gray):
     edge = edges(gray)
     if np.ptp(np.quantile(edge, (0.1, 0.9))) > EVEN:
         with contextlib.suppress(InputError):                           # a tight crop has no background to fit
-            return find_ink(gray)
+            return surface_ink(gray)
     ink = (1 - gray if np.median(edge) > 0.5 else gray) - min(np.median(edge), 1 - np.median(edge))
     return np.clip(ink / max(ink.max(), 1e-9), 0, 1)
 
@@ -186,14 +251,25 @@ def resample(image, height, width, top=0.0, left=0.0, scale=1.0):
     return coverage(height, top, image.shape[0]) @ image @ coverage(width, left, image.shape[1]).T
 
 
-def to_mnist(gray):
+def to_mnist(gray, center=False):
+    """Return mnist_of's image"""
+    return mnist_of(gray, center)[0]
+
+
+def mnist_of(gray, center=False):
     """Return a picture's ink as an image like MNIST's, (28, 28) uint8: its box fits into 20x20 px, its center of mass
-    is at the center. A picture of 28x28 px, light on dark, is such an image. Raise InputError if there is no ink."""
+    is at the center; and what framed_ink noticed. A picture of 28x28 px, light on dark, is such an image, unless it
+    has a frame or center is True. Raise InputError if there is no ink."""
     if np.ptp(gray) < 0.05:
         raise InputError("no ink found")
-    if gray.shape == (SIDE, SIDE) and np.median(edges(gray)) < 0.5:
-        return np.rint(255 * gray).astype(np.uint8)
-    ink = ink_of(gray)
+    ink, noticed = framed_ink(gray, paper_ink)
+    if gray.shape == (SIDE, SIDE) and np.median(edges(gray)) < 0.5 and FRAMED not in noticed and not center:
+        return np.rint(255 * gray).astype(np.uint8), noticed
+    return centered(ink), noticed
+
+
+def centered(ink):
+    """Return ink, (h, w) in [0, 1], light on dark, as an image like MNIST's. Raise InputError if there is none"""
     rows, columns = (np.flatnonzero((ink > FAINT).any(axis)) for axis in (1, 0))
     if not len(rows):
         raise InputError("no ink found")
@@ -205,6 +281,25 @@ def to_mnist(gray):
     top, left = (float(np.clip(SIDE / 2 - middle, 0, SIDE - scale * n)) for middle, n in zip((y, x), ink.shape))
     image = resample(ink, SIDE, SIDE, top, left, scale)
     return np.rint(255 * image / max(1, image.max())).astype(np.uint8)
+
+
+def is_like_mnist(images):
+    """Return which of some images, (n, h, w), light on dark, have ink of the size of MNIST's digits, whose longer side
+    is 20 px; and, of 28x28 px, whether its center of mass is at the center, too. On a larger canvas it may have the
+    sizes and positions of affNIST's."""
+    side, brightest = images.shape[1], images.max((1, 2), keepdims=True)
+    inked = images > FAINT * np.maximum(brightest, 1e-9)
+    lengths = []
+    for lines in (inked.any(2), inked.any(1)):
+        lengths.append(lines.shape[1] - lines.argmax(1) - lines[:, ::-1].argmax(1))
+    low, high = MNIST_SPAN if side == SIDE else CANVAS_SPAN
+    span = np.maximum(*lengths)
+    fits = (span >= low) & (span <= high)
+    if side == SIDE:
+        at, total = np.arange(side) + 0.5 - side / 2, np.maximum(images.sum((1, 2), dtype=float), 1e-9)
+        for axis in (1, 2):
+            fits &= np.abs(images.sum(axis, dtype=float) @ at / total) <= OFF_CENTER
+    return fits | ~inked.any((1, 2))                                    # nothing to center
 
 
 # -------------------------------------------------------------- data sets
@@ -219,9 +314,33 @@ def visible(folder):
     return sorted(path for path in folder.iterdir() if not is_junk(path))
 
 
+def as_array(values):
+    """Return numbers of any kind as an array. Raise InputError if the object refuses to become one"""
+    if isinstance(values, (list, tuple)):
+        values = [as_array(each) if hasattr(each, "detach") else each for each in values]
+    for name in ("detach", "cpu"):                                      # of a tensor: its gradient, its accelerator
+        if hasattr(values, name):
+            values = getattr(values, name)()
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError):
+        raise
+    except Exception as error:                                          # each library has its own
+        fault = " ".join(str(error).split())
+        raise InputError(f"an object of type {type(values).__name__} becomes no array ({fault:.80}). Give a NumPy array"
+                         ) from None
+
+
 def as_arrays(images):
     """Return images as a list of arrays of numbers, (n, ...): all in one or, where their sizes differ, one for each"""
-    for split in (lambda: [np.asarray(images)], lambda: [np.asarray(image)[None] for image in images]):
+    if is_picture(images):
+        images = [images]
+    if not hasattr(images, "__array__") and not isinstance(images, (str, bytes)) or (
+            isinstance(images, np.ndarray) and images.dtype == object):
+        with contextlib.suppress(TypeError):
+            images = [np.rint(255 * gray_of_picture(image)).astype(np.uint8) if is_picture(image) else image
+                      for image in images]
+    for split in (lambda: [as_array(images)], lambda: [as_array(image)[None] for image in images]):
         with contextlib.suppress(ValueError, TypeError):
             arrays = split()
             if arrays and all(array.dtype.kind in "buif" and array.ndim > 1 and array.size for array in arrays):
@@ -238,8 +357,11 @@ def one_channel(gray, sides=(), cameras=1):
         gray = gray.reshape(-1, side, side) if is_flat else gray[None] if sides else gray
     if gray.ndim == 4 and gray.shape[1] <= 3 and gray.shape[3] > 4:
         gray = gray.transpose(0, 2, 3, 1)
-    if gray.ndim == 4 and gray.shape[3] in (3, 4):
-        gray = gray[..., :3] @ np.array([0.299, 0.587, 0.114], np.float32)
+    if gray.ndim == 4 and gray.shape[3] == 4:
+        white = 255 if gray.max() > 1 else 1
+        gray = white * on_paper(gray / np.float32(white))
+    if gray.ndim == 4 and gray.shape[3] == 3:
+        gray = gray @ np.array([0.299, 0.587, 0.114], np.float32)
     gray = gray[..., 0] if gray.ndim == 4 and gray.shape[3] == 1 else gray
     if min(gray.shape[1:3]) < 8 or gray.shape[3:] not in ((), (cameras,)) or gray.ndim < 3:
         raise InputError(f"images are {given}. Give gray levels, (n, H, W)")
@@ -277,27 +399,55 @@ def gray_images(images, sides=(), cameras=1):
     return grays, +notes
 
 
-def fitted(grays, sides, convert, report=lambda text: None):
-    """Return arrays of images, (n, H, W[, 2]) uint8, as a list of images, of which those of another size than sides are
-    converted, and how many these are. report(text) hears how far it is. Raise InputError for an image without ink."""
+def fitted(grays, sides, convert, is_right=None, report=lambda text: None):
+    """Return arrays of images, (n, H, W[, 2]) uint8, as a list of images, of which some are converted; what was done to
+    how many, a Counter of words; how many of another size were converted; and which are in doubt, (n,) bool.
+
+    Converted are images of another size than sides and, if is_right is given, those that have a frame or a box and
+    those that are not right. convert(image from 0 to 1) returns an image and a set of the words FRAMED and TOUCHED.
+    is_right(images, (n, H, W)) returns (n,) bool. report(text) hears how far it is. Raise InputError for an image
+    without ink."""
     images = [image for gray in grays for image in gray]
-    others = [k for k, image in enumerate(images) if image.shape[0] != image.shape[1] or len(image) not in sides]
-    for k in others:
+    of_other_size, wrong, suspects, start = [], [], [], 0
+    for gray in grays:
+        rows = np.arange(start, start + len(gray))
+        start += len(gray)
+        if gray.shape[1] != gray.shape[2] or gray.shape[1] not in sides:
+            of_other_size += rows.tolist()
+        elif is_right:
+            right = is_right(gray)
+            framed = frames.may_have_frame(gray) | frames.may_have_box(gray >= 128)
+            wrong += rows[~right].tolist()
+            suspects += rows[right & framed].tolist()
+    notes, in_doubt, sizes = collections.Counter(), np.zeros(len(images), bool), {*of_other_size}
+    for k in sorted([*of_other_size, *wrong, *suspects]):
         report(f"{k} of {len(images)} images scaled")
         try:
-            images[k] = convert(images[k] / 255)
+            image, noticed = convert(images[k] / 255)
         except InputError as error:
+            if k not in sizes:                                          # of a right size: it stays as it is
+                continue
             raise InputError(f"image {k}: {error}. Leave it out") from None
-    return images, len(others)
+        notes.update(noticed)
+        in_doubt[k] = TOUCHED in noticed
+        if k not in suspects or FRAMED in noticed:
+            images[k] = image
+    notes[OFF] += len(wrong)
+    return images, +notes, len(of_other_size), in_doubt
 
 
-def arrays_to_mnist(images, report=lambda text: None):
+def arrays_to_mnist(images, report=lambda text: None, center=False):
     """Return images, as `gray_images` takes them, as images like MNIST's, (n, 28, 28) uint8, and a Counter of what was
-    done to how many, in words. Images of another size are scaled and centered like pictures. report(text) hears how far
-    it is. Raise InputError for an image without ink."""
+    done to how many, in words. Images of another size, with center all images, are scaled and centered like pictures.
+    report(text) hears how far it is. Raise InputError for an image without ink."""
+    def is_right(gray):
+        return np.full(len(gray), not center)
     grays, notes = gray_images(images)
-    found, n_scaled = fitted(grays, (SIDE,), to_mnist, report)
-    return np.stack(found), notes + collections.Counter({f"scaled so that the ink fits into {BOX}x{BOX} px": n_scaled})
+    found, noticed, n_scaled, _ = fitted(grays, (SIDE,), lambda gray: mnist_of(gray, True), is_right, report)
+    found = np.stack(found)
+    noticed[f"scaled so that the ink fits into {BOX}x{BOX} px"] += n_scaled + noticed.pop(OFF, 0)
+    noticed[LEFT] += int((~is_like_mnist(found)).sum())
+    return found, notes + noticed
 
 
 def contents(images):

@@ -1,8 +1,11 @@
 """What the programs that draw figures and animations share: style, flags, the networks to draw, output files, training
 curves."""
+import contextlib
+import functools
 import hashlib
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +24,7 @@ try:
 except ImportError as error:
     sys.exit(fail(f"{error.name} is missing: {sys.executable} -m pip install matplotlib imageio"))
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.collections import Collection
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -29,7 +33,8 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
-         "image.interpolation": "nearest", "legend.frameon": False, "svg.hashsalt": "capsules"}
+         "image.interpolation": "nearest", "legend.frameon": False, "svg.hashsalt": "capsules",
+         "text.parse_math": False}                                      # a $ in a class's name is a $
 BLUE, ORANGE, RED, GREEN, PINK, GRAY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#666666"  # Okabe & Ito
 WRONG = "#B00020"                  # of wrong predictions: a darker red, which is not taken for orange
 COLORS = (BLUE, RED, GREEN, PINK, "black")       # of the networks in one figure
@@ -208,11 +213,55 @@ def content_digest(fig):
     return hashlib.sha256("\n".join(shown).encode()).hexdigest()[:16]
 
 
+def add_fonts(fig, say=print):
+    """Let a figure's texts use, for letters that their font lacks, other fonts of this machine; say in one line which
+    letters no font has"""
+    texts = [text for text in fig.findobj(Text) if text.get_text().strip()]
+    letters = {letter for text in texts for letter in text.get_text() if not letter.isspace()}
+    families, lacking = fonts_for(frozenset(letters))
+    if families:
+        for text in texts:
+            own = text.get_fontfamily()
+            text.set_fontfamily([*own, *(family for family in families if family not in own)])
+    if lacking:
+        say(f"note: no font here has {' '.join(sorted(lacking)[:8])}, drawn as boxes. Install a font that has these "
+            "letters, such as Noto Sans CJK, or give the classes other names in labels.txt")
+
+
+@functools.cache
+def fonts_for(letters):
+    """Return the families of fonts that some letters need beside the default font, and the letters that none has"""
+    lacking = letters - letters_of(font_manager.findfont(font_manager.FontProperties()))
+    families = []
+    for font in font_manager.fontManager.ttflist if lacking else ():
+        with contextlib.suppress(OSError, RuntimeError):                # a damaged font
+            if (found := lacking & letters_of(font.fname)) and "last resort" not in font.name.lower():
+                families.append(font.name)
+                lacking = lacking - found
+    return families, lacking
+
+
+@functools.cache
+def letters_of(path):
+    """Return the letters that a font file has"""
+    return frozenset(map(chr, font_manager.get_font(path).get_charmap()))
+
+
+@contextlib.contextmanager
+def without_glyph_warnings():
+    """Leave out matplotlib's warning for each letter that no font has: add_fonts says it in one line"""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"(?s)Glyph .* missing from")
+        yield
+
+
 def write_figure(fig, path, say=print):
     """Write a matplotlib Figure as a PNG, or as an SVG if `path` ends so, atomically. A PNG holds content_digest's
     result as the text "Content"."""
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None, "Content": content_digest(fig)}
-    write_atomically(path, lambda file: fig.savefig(file, format=path.suffix[1:], dpi=100, metadata=metadata))
+    add_fonts(fig, say)
+    with without_glyph_warnings():
+        write_atomically(path, lambda file: fig.savefig(file, format=path.suffix[1:], dpi=100, metadata=metadata))
     say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
 
 
@@ -383,9 +432,17 @@ def check_animation_flags(args, module, bounds):
     check_writable(args.out)
 
 
+@functools.cache
+def say_once(text):
+    """Print a line, once"""
+    Progress().say(text)
+
+
 def frame_of(canvas):
     """Return what a canvas shows as a frame, (h, w, 3) uint8 of LEVELS values"""
-    canvas.draw()
+    add_fonts(canvas.figure, say_once)
+    with without_glyph_warnings():
+        canvas.draw()
     frame = np.asarray(canvas.buffer_rgba())[..., :3]
     return (np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8)
 

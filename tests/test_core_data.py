@@ -75,7 +75,10 @@ def test_validation_images_are_a_twelfth(script, tmp_path):
     (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag", "utf-8")
     with pytest.raises(script.InputError, match="labels.txt has 3 names. Give 4, one a line"):
         script.read_idx_folder(tmp_path)
-    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n\n", "utf-8")
+    (tmp_path / "labels.txt").write_bytes("sh\xe9\nb\nc\nd".encode("latin-1"))
+    with pytest.raises(script.InputError, match="labels.txt is not UTF-8. Save it as UTF-8"):
+        script.read_idx_folder(tmp_path)
+    (tmp_path / "labels.txt").write_text("shirt\nshoe\nbag\nhat\n\n", "utf-8-sig")
     data = script.read_idx_folder(tmp_path)
     assert len(data["val"][1]) == 20 and len(data["train"][1]) == 220 and len(set(data["val"][1])) == 4
     together, images = np.concatenate([data["train"][0], data["val"][0]]).reshape(240, -1), images.reshape(240, -1)

@@ -173,6 +173,20 @@ def test_what_is_wrong_is_refused_in_one_line(explorer):
     assert ask(explorer, "pair", image=PAIR, routing=1) == before
 
 
+def test_an_editor_opens_the_page_in_its_own_pane(explorer):
+    """with a query, after a HEAD request, in a frame of its own; other pages do not frame it"""
+    page = request(explorer, "GET", "/")[1]
+    for query in ("/?id=1", "/?vscodeBrowserReqId=17&x=/explore.js", "/explore.js?t=3"):
+        status, text, headers = request(explorer, "GET", query)
+        assert status == 200 and (text == page) == query.startswith("/?")
+        status, text, of_head = request(explorer, "HEAD", query)
+        assert (status, text, of_head["Content-Length"]) == (200, b"", headers["Content-Length"])
+    assert request(explorer, "HEAD", "/nothing")[:2] == (404, b"")
+    *_, ancestors = headers["Content-Security-Policy"].partition("frame-ancestors ")
+    assert ancestors.split() == ["'self'", "http://localhost:*", "http://127.0.0.1:*", "vscode-webview:"]
+    assert request(explorer, "GET", "/?id=1", Host="x.example")[0] == 403
+
+
 def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
     port = explorer.server_address[1]
     for path, (name, _) in explore.PAGE.items():
@@ -187,7 +201,7 @@ def test_other_hosts_origins_paths_and_methods_are_refused(explorer):
                     {"Origin": "null"}, {"Origin": "http://x.example"},
                     {"Origin": f"http://127.0.0.1:{port}.x.example"}, {"Origin": f"https://127.0.0.1:{port}"}):
         assert {request(explorer, *at, **headers)[0] for at in (("GET", "/"), ("POST", "/ask", b"{}"))} == {403}
-    for path in ("/explore.py", "/ask", "/../explore.py", "/%2e%2e/explore.py", "/?x", "/explore"):
+    for path in ("/explore.py", "/ask", "/../explore.py", "/%2e%2e/explore.py", "/explore", "/explore?/"):
         assert request(explorer, "GET", path)[0] == 404
     assert request(explorer, "POST", "/", b"{}")[0] == 404 and request(explorer, "PUT", "/ask", b"{}")[0] == 501
 

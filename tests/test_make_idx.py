@@ -11,7 +11,7 @@ from lab.messages import InputError
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import ROOT, assert_refused, idx, run_offline
+from conftest import POSIX, ROOT, assert_refused, idx, run_offline
 
 import make_idx
 
@@ -292,8 +292,9 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
             ("no", "no: no such file or folder"), ("x.zip", "x.zip: is no CSV"),
             ("twice.npz", "several arrays of images"), ("half.npz", "lacks the train images or labels. Name"),
             ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows of columns"),
-            ("odd.csv", "number of columns changed from 2 to 1"), ("none.csv", "neither the first nor the last column"),
-            ("unnamed.npz", "no name says what"), ("word.csv", "could not convert string 'x'"),
+            ("odd.csv", "row 2 has 2 columns between commas, and the first 3"),
+            ("none.csv", "no column is called label (the header begins p1, p2)"),
+            ("unnamed.npz", "no name says what"), ("word.csv", "row 2, column 3 has 'x' in place of a"),
             ("small.csv", "images are uint8 (1, 4). Give gray levels"),
             ("split --seed -1", "--seed -1: must be at least 0")):
         assert_refused(call(mc, make_idx.main, *sources.split(), "x"), words)
@@ -301,6 +302,41 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
     for out, words in (("full", "labels.txt"), ("cut", "cut: holds a data set"), ("split/x", "x: lies in split")):
         assert_refused(call(mc, make_idx.main, "split", out), words)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["labels.txt"]
+
+
+def test_arrays_are_known_by_any_usual_name(call, tmp_path):
+    """Keys as trainX, xtrain and X_Train; a .npy file of each class, by the file's name, as Quick, Draw! has them"""
+    for names in ("trainX trainY testX testY", "xtrain ytrain xtest ytest", "X_Train y_Train X_Test Y_Test",
+                  "TrainImages TrainLabels TestImages TestLabels", "imagesTrain labelsTrain imagesTest labelsTest"):
+        np.savez(tmp_path / "x.npz", **dict(zip(names.split(), (*TRAIN, *TEST))))
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        code, out, err = call(mc, make_idx.main, "x.npz", "data")
+        assert (code, err) == (0, "") and written()[:2] == (as_set(TRAIN), as_set(TEST))
+    (tmp_path / "drawings").mkdir()
+    for label, name in enumerate(("full_numpy_bitmap_cat", "dog", "cafe\u0301")):
+        np.save(tmp_path / f"drawings/{name}.npy", IMAGES[LABELS == label].reshape(9, 784))
+    code, out, err = call(mc, make_idx.main, "drawings", "classes")
+    assert (code, err) == (0, "") and written("classes")[2]["names"] == ["caf\xe9", "dog", "full_numpy_bitmap_cat"]
+    for name, kind, part in (("boys", "", ""), ("axes", "", ""), ("by_class", "labels", ""), ("latest", "", ""),
+                             ("trainer", "", ""), ("training_set", "", "train"), ("valImages", "images", "val")):
+        assert (make_idx.kind_of(name), make_idx.part_of(name)) == (kind, part)
+
+
+def test_names_of_folders_are_compared_in_one_form(call, tmp_path):
+    """An accented letter is one character on one system, and a letter and an accent on another"""
+    write_pictures(tmp_path / "d", ["caf\xe9", *"123456789"], {"train": TRAIN})
+    write_pictures(tmp_path / "d", ["cafe\u0301", *"123456789"], {"test": TEST})
+    code, out, err = call(mc, make_idx.main, "d", "data")
+    assert (code, err) == (0, "") and written()[2]["names"] == [*"123456789", "caf\xe9"]
+
+
+@POSIX
+def test_backslashes_in_names_are_said(call, tmp_path):
+    """as Python's zipfile leaves them of an archive that a program on Windows made; unzip does not"""
+    (tmp_path / "d").mkdir()
+    for k, image in enumerate(IMAGES[:20]):
+        imageio.imwrite(tmp_path / "d" / f"train\\{k % 2}\\{k}.png", image)
+    assert_refused(call(mc, make_idx.main, "d", "data"), "such as train\\0\\0.png: a program on Windows")
 
 
 @pytest.mark.slow

@@ -65,6 +65,15 @@ def test_mnist_is_read_raw_gzipped_and_from_the_environment(script, put, monkeyp
             script.load_data(config)
 
 
+@pytest.mark.parametrize("place, mend", [('"/data/mnist"', True), ("$HOME/mnist", True), ("/nowhere", False)])
+def test_a_wrong_folder_in_the_environment_is_named_with_its_variable(script, monkeypatch, place, mend):
+    monkeypatch.setenv("MNIST_DIR", place)
+    with pytest.raises(script.InputError, match="^the environment variable MNIST_DIR: ") as error:
+        script.load_data(script.Config())
+    assert f"MNIST_DIR: {place}: no idx files" in str(error.value)
+    assert ("It has quotes or a $: set it to the path alone" in str(error.value)) == mend
+
+
 def flipped(raw, at):
     return raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1:]
 
