@@ -282,6 +282,8 @@ ROWS = (
         "WRONG: softmax over input capsules; no epsilon", NO | INPUTS),
     Row("yanx27/PointCapsNet", "no epsilon", EXCEPT, NO),
     Row("ethanleet/CapsNet, bias 0", "squeeze() drops a batch of one", "WRONG", {"inside": 1e-16, "drop": True}),
+    Row("mavanb/capsnet_pytorch", "squeeze() drops a batch of one, and a single output capsule", "WRONG",
+        {"inside": 1e-7, "drop": True}),
     Row("VladLevochko/CapsNets, logits from 0", "random initial logits; inner gradient stopped",
         "WRONG: gradient of inner iterations stopped; no epsilon, gradient", OUT | STOP),
     Row("gchochla/capsules-utils", "no epsilon", EXCEPT, NO),
