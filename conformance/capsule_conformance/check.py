@@ -672,9 +672,10 @@ class Check:
 
     def compare(self, found):
         """Compare values, gradients and properties, and write a line for each."""
-        right = {n: difference(y, self.predict(self.epsilon if self.matches else {}, n)) for n, y in found.items()}
-        agrees = bool(self.matches) and self.matches[0] == () and not self.nearly     # not every iteration needs the
-        unrouted = self.nothing_is_routed()                                            # mistakes
+        epsilon = self.epsilon if self.matches else {}         # not every iteration needs the mistakes
+        right = {n: difference(y, self.predict(epsilon, n)) for n, y in found.items()}
+        agrees = bool(self.matches) and self.matches[0] == () and not self.nearly
+        unrouted = self.nothing_is_routed()
         chosen = self.matches[0] if self.matches else ()
         explained, self.gradient_agrees, self.failed_values = [], {}, False
         for n in self.iterations:
@@ -717,9 +718,11 @@ class Check:
 
     def try_other_inputs(self):
         """Compare other inputs, such as one sample, with what explains these, and write a line for them."""
-        if not all(self.is_finite_now()):
+        self.call.renew()
+        if not finite(self.call(self.inputs, max(self.iterations))):
             return
-        trials = Trials(self, reference.settings_of(self.matches[0]) | self.epsilon, probe)
+        settings = reference.settings_of(self.matches[0]) | self.epsilon
+        trials = Trials(self, settings, probe, no_epsilon=VARIANCE in self.shown)
         holding = trials.run()
         if holding:
             what = "output agrees" if self.matches[0] == () else "output as with the mistakes below"
@@ -735,11 +738,6 @@ class Check:
             self.shown.append(text)
         for name, text in trials.unchecked.items():
             self.notes.append(f"Not checked with {trials.words(name)}, since your function raised an error: {text}")
-
-    def is_finite_now(self):
-        """Return for every output whether it is finite."""
-        self.call.renew()
-        return [bool(np.isfinite(y).all()) for y in self.call(self.inputs, max(self.iterations))]
 
     def with_epsilon(self, found, chosen, epsilon):
         """Return a set of mistakes, and with them an epsilon that is so large that it is one."""
@@ -852,7 +850,6 @@ class Check:
         self.explain_values(others)
         if self.matches:
             flags = " ".join(f"{name}={layout}" for name, layout in first[0].items() if reading[0][name] != layout)
-            self.also = [flags, *(other for other in self.also if other not in flags)]
             self.notes.append("Of the orders of the axes that fit, the one above needs the fewest mistakes.")
             self.also = [flags]
             return others

@@ -134,8 +134,11 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
     matches, worst = explain(found, predict, mistakes, tolerance, most)
     if matches:
         return matches, worst, {}
-    if tolerance > 1e-3 or distance(found, predict, {}, NEARLY) <= NEARLY:
+    if tolerance > 1e-3:
         return [], None, {}
+    if distance(found, predict, {}, NEARLY) <= NEARLY:
+        _, worst, chosen, epsilon = min(fitting, default=(0, None, None, {}), key=lambda entry: entry[:2])
+        return [] if worst is None else [chosen], worst, epsilon
     every = reference.combinations(mistakes, most)
     apart = [distance(found, predict, reference.settings_of(chosen), PLAUSIBLE) for chosen in every]
     near = [k for k in sorted(range(len(every)), key=lambda k: float(f"{apart[k]:.3e}")) if apart[k] <= PLAUSIBLE]

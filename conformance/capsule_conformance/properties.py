@@ -24,10 +24,15 @@ SECONDS = 3.0                      # for the search of the smallest input
 
 
 class Trials:
-    """Calls a function with other inputs. check: a Check whose values are explained."""
+    """Calls a function with other inputs.
 
-    def __init__(self, check, settings, probe):
+    check: a Check whose values are explained. settings: of the reference, which computes the same. probe: makes inputs.
+    no_epsilon: a variance of EM routing may become 0, as it does after more iterations.
+    """
+
+    def __init__(self, check, settings, probe, no_epsilon):
         self.check, self.call, self.settings, self.probe = check, check.call, settings, probe
+        self.no_epsilon = no_epsilon
         self.most = max(check.iterations)
         self.letters = [letter for letter in dict.fromkeys("".join(self.call.interface.inputs.values()))
                         if letter not in "HD"]
@@ -38,7 +43,7 @@ class Trials:
         check = self.check
         known = list(FEATURES_OF_LOSSES if check.is_loss else FEATURES)
         several = len(check.iterations) > 1 and self.call.count is not None and not check.is_loss
-        if not several or check.unchanged or len(check.lambdas) < self.most + MORE:
+        if not several or self.no_epsilon or check.unchanged or len(check.lambdas) < self.most + MORE:
             known = [name for name in known if name != "later"]
         right_votes = not check.is_loss and check.matches[0] == () and check.tolerance <= 1e-3
         if not right_votes:
