@@ -253,9 +253,11 @@ class Check:
         epsilon; then up to two of what follows."""
         if self.tolerance > 1e-3 or difference(found[1], self.predict({}, 1)) <= self.tolerance:
             return [], None, {}
-        one_step = [mistake._replace(most=4) for mistake in mistakes if not mistake.settings.keys() & OF_E_STEPS]
+        one_step = [mistake._replace(most=4) for mistake in mistakes if not mistake.settings.keys() & OF_E_STEPS
+                    and not {"first", "mean"} & set(mistake.settings.values())]        # of a beta: too many sets
         later = [mistake for mistake in mistakes if mistake.settings.keys() & OF_E_STEPS]
-        first = naming.explain_with_epsilon({1: found[1]}, self.predict, one_step, self.tolerance, self.places, most=4)
+        first = naming.explain_with_epsilon({1: found[1]}, self.predict, one_step, self.tolerance, self.places[:1],
+                                            most=4)
         for chosen in first[0][:4]:
             settings = reference.settings_of(chosen)
 
