@@ -233,8 +233,8 @@ def kinds_tables():
         lines.append("")
     named = {kind[0] for kind in KINDS}
     others = {mistake.name: mistake for mistake in reversed((
-        *reference.ROUTING, *reference.per_position(4), *reference.STOPS, *reference.MARGIN, *reference.SPREAD,
-        *reference.EM)) if mistake.name not in named}
+        *reference.ROUTING, *reference.NOTHING_ROUTED[:1], *reference.per_position(4), *reference.STOPS,
+        *reference.MARGIN, *reference.SPREAD, *reference.EM)) if mistake.name not in named}
     lines += ["### Other mistakes", "", "The check names these, too. The survey did not count them.",
               "", "| kind | what is computed |", "|---|---|"]
     lines += [f"| {name.removeprefix('EM: ')} | {escaped(others[name].what)} |" for name in reversed(others)]

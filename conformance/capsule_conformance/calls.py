@@ -12,6 +12,7 @@ import io
 import itertools
 import re
 import sys
+import time
 import traceback
 import warnings
 from collections import namedtuple
@@ -48,6 +49,10 @@ NAMES = {"u_hat": "u_?hat|votes?|predictions?", "n_iters": r"n|t|r|((n|num|max)_
 
 class Unusable(ValueError):
     """The function cannot be checked; the message says why, and what to do."""
+
+
+class WrongShape(ValueError):
+    """An output has another shape than for other inputs."""
 
 
 def given(function):
@@ -242,6 +247,18 @@ def layouts(axes, singleton):
     return split + [order[:k] + "1" + order[k:] for order in orders for k in range(len(order), -1, -1)]
 
 
+def strided(x):
+    """Return a view with the numbers of x, in an array with gaps whose axes are in the reverse order in memory."""
+    reverse = range(x.ndim)[::-1]
+    sizes = [2 * x.shape[axis] for axis in reverse]
+    if isinstance(x, np.ndarray):
+        view = np.zeros(sizes, x.dtype).T[(slice(None, None, 2),) * x.ndim]
+        view[...] = x
+        return view
+    view = x.new_zeros(sizes).permute(*reverse)[(slice(None, None, 2),) * x.ndim]
+    return view.copy_(x)
+
+
 def arrays_of(result):
     """Return the arrays of numbers in what a function returned: itself, or those in its tuple, list or dict."""
     if hasattr(result, "shape"):
@@ -286,6 +303,7 @@ class Call:
         self.sizes = sizes | {"P": round(sizes["H"] ** 0.5), "Q": round(sizes["H"] ** 0.5)}
         self.reading, self.found_dtype = None, dtype
         self.take, self.fitting = {}, {}                       # output -> which of the arrays that fit it, how many do
+        self.deadline, self.stopped = None, False              # of the search for a reading; whether it was reached
         self.renew()
         self.order = self.find_order()
 
@@ -378,6 +396,31 @@ class Call:
     def __call__(self, inputs, n):
         return self.outputs(self.call(self.arguments(inputs), n), self.sizes_of(inputs))[0]
 
+    def frame(self, inputs, n):
+        """Return where every output is among the results, as an index from the end or the first, and its layout."""
+        results = self.call(self.arguments(inputs), n)
+        found = self.match(results, self.sizes)
+        return {name: (k if self.take.get(name) == 0 else k - len(results), layout)
+                for name, (k, layout) in found.items()}
+
+    def in_frame(self, inputs, n, frame, sizes, strided=False):
+        """Return the outputs for inputs of any sizes, two of which may be equal; WrongShape if one does not fit."""
+        given = self.arguments(inputs)
+        if strided:
+            given = {name: globals()["strided"](x) for name, x in given.items()}
+        results = self.call(given, n)
+        return [self.take_out(results, k, name, layout, sizes) for name, (k, layout) in frame.items()]
+
+    def take_out(self, results, k, name, layout, sizes):
+        """Return one output in canonical order."""
+        wanted = tuple(1 if letter == "1" else sizes[letter] for letter in layout)
+        shape = tuple(np.shape(results[k])) if -len(results) <= k < len(results) else ()
+        if shape != wanted:
+            raise WrongShape(f"returned the shape {shape} in place of {wanted}")
+        y = to_numpy(results[k]).astype(float)
+        y = y[tuple(0 if letter == "1" else slice(None) for letter in layout)]
+        return restore(y, self.interface.outputs[name], layout.replace("1", ""))
+
     def weigh(self, results, weights):
         """Return sum(outputs * weights) as a tensor."""
         found = self.match(results, self.sizes)
@@ -440,6 +483,19 @@ class Call:
             yield [reading for reading in every if not singleton or any(
                 {"1", "P"} & set(layout) for name, layout in reading.items() if name not in fixed)]
 
+    def by_inputs(self, stages):
+        """Yield the readings of every stage in two: those with usual orders of all inputs, and the others."""
+        for stage in stages:
+            usual = [reading for reading in stage if all(
+                self.is_usual(layout, self.interface.inputs[name]) for name, layout in reading.items())]
+            yield usual
+            yield [reading for reading in stage if reading not in usual]
+
+    @staticmethod
+    def is_usual(layout, axes):
+        order = layout.replace("1", "").replace("PQ", "H")
+        return order[0] == axes[0] and order[-1] == axes[-1]
+
     def penalty(self, found):
         """Return a key that sorts readings by their outputs' layouts: samples first, entries last, no singletons."""
         usual = [layout.replace("1", "").replace("PQ", "H") for layout in found.values()]
@@ -449,12 +505,16 @@ class Call:
     def search(self, inputs, n, fixed):
         """Yield the readings whose outputs have the right shape, as (reading, output layouts), the usual ones first.
 
-        A reading whose outputs have samples first and entries last is yielded at once, so that a slow function is
-        called no more than needed. Raise Unusable if there is none.
+        Usual inputs, with samples first and entries last, come before others, and then usual outputs. A reading with
+        both is yielded at once, so that a slow function is called no more than needed. Nothing more is tried after
+        self.deadline. Raise Unusable if there is none.
         """
         errors, unusual, found_any = [], [], False
-        for stage in self.readings(fixed):
+        for stage in self.by_inputs(self.readings(fixed)):
             for reading in stage:
+                if self.deadline is not None and time.monotonic() > self.deadline:
+                    self.stopped = True
+                    return
                 self.reading = reading
                 try:
                     found = self.outputs(self.call(self.arguments(inputs), n), self.sizes_of(inputs))[1]
@@ -551,6 +611,14 @@ class LossCall(Call):
         y = to_numpy(results[k]).astype(float).reshape([sizes[letter] for letter in layout])
         return [y.sum(1) if layout == "NK" else y], {"loss": layout}
 
+    def take_out(self, results, k, name, layout, sizes):
+        y = to_numpy(results[k]).astype(float)
+        if y.size != np.prod([sizes[letter] for letter in layout]):
+            raise WrongShape(f"returned the shape {tuple(y.shape)} in place of "
+                             f"{tuple(sizes[letter] for letter in layout)}")
+        y = y.reshape([sizes[letter] for letter in layout])
+        return y.sum(1) if layout == "NK" else y
+
     def weigh(self, results, weights):
         k, layout = self.match(results, self.sizes)["loss"]
         y = results[k].reshape(-1)
@@ -566,6 +634,9 @@ class LossCall(Call):
                  for order in (reversed(orders) if swapped else orders)
                  for layout in (("NK", "NKE") if self.scores == "lengths" else ("NK",)) for present in ("NK", "N")]
         yield [reading for reading in every if reading | fixed == reading]
+
+    def by_inputs(self, stages):
+        return stages
 
     def penalty(self, found):
         return []

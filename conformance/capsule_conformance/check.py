@@ -1,5 +1,6 @@
 """Compares one function with the reference, in values, gradients and properties, and reports what it finds."""
 import itertools
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,12 +9,16 @@ from . import calls, facts, naming, reference
 from .calls import Unusable, arrange, last_line
 from .kinds import KINDS
 from .naming import difference
+from .properties import Trials
 from .wording import percent, plural, power
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 DIRECTIONS = 6                     # random directions along which gradients are compared
 MARGINS = [0.2, 0.5, 0.9]          # of the spread loss
 CLOSE = 1e-6                       # differences that float32 in a part of a function, or unusual epsilons, explain
+SECONDS_FOR_ORDERS = 10.0          # for other orders of the axes, where no mistakes explain the first
+SECONDS_FOR_A_LIST = 0.5           # or only to say which others fit
+OF_E_STEPS = {"exponent", "with_activation", "over", "with_scale", "densities", "more", "schedule"}    # after the first
 
 
 # ---- what is compared ----
@@ -78,12 +83,15 @@ FLOOR = ("The votes of a child with activation 0 change the output, as with a fl
          "r = R * a, in the variance, too, without clamp() and without dividing by its sum over the parents, and "
          "normalize R over the parents.")
 VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
+DENSITY = ("Where the votes for a parent are equal, the output is NaN or infinite: its density is very large there. "
+           "Compute with logarithms of densities.")
 UNUSED = ("The output does not depend on W. Use the W that is passed; \"A module with weights of its own\" in "
           "docs/conformance.md shows how to set the weights of a module.")
 SINGLE = "A batch of one sample fails, perhaps by squeeze() without an axis. Name the axes that are removed."
 CHANGED = "Your function changes its inputs. Work on copies: the votes of a training step are used again."
+WITH_A_BIAS = "Without votes the output is not 0, as with a bias. Set the bias to 0 and check again."
 FIXED_BATCH = "The loss of two samples is not that of three with one left out. Divide by len(lengths)."
-EXPLAINED = (INFLUENCE, ROTATION, FLOOR, NOT_ZERO)             # by mistakes that the values show, if there are any
+EXPLAINED = (INFLUENCE, ROTATION, FLOOR, NOT_ZERO, DENSITY)    # by mistakes that the values show, if there are any
 WITHOUT_VOTES = {                  # where Eq. 1 of 2017 is 0 / 0, or a variance is 0, and what shows of it
     EPSILON: "Where an output capsule has no votes, the output is NaN or infinite.",
     EPSILON_GRADIENT: "Where an output capsule has no votes, the gradient is NaN or infinite.",
@@ -108,7 +116,8 @@ BIAS = reference.Mistake("bias in the output capsules", {"bias": True}, "remove 
 @dataclass
 class Report:
     """What was found. text: the whole report. mistakes: their names. facts: sentences that hold of the function. lines:
-    what was compared, and whether it holds. passed: nothing is wrong but what is allowed."""
+    what was compared, and whether it holds. passed: nothing is wrong but what is allowed. reason: why it is not passed,
+    beside the mistakes."""
     target: str
     against: str
     verdict: str = ""
@@ -120,6 +129,7 @@ class Report:
     precision: str = "float64"
     gradient: str = ""
     lines: list = field(default_factory=list)
+    reason: str = ""
     text: str = ""
 
     def say(self, text=""):
@@ -135,9 +145,12 @@ class Check:
         self.allow, self.require_gradient = allow, require_gradient
         self.is_loss, self.inside, self.bias, self.biases, self.ambiguous = "loss" in kind, "", None, {}, []
         self.close = 0.0                                       # difference that float32 in a part leaves
+        self.nearly = 0.0                                      # or that several epsilons leave
+        self.has_bias = self.unchanged = False                 # whether outputs without votes, or all, are alike
+        self.also = []                                         # flags for other orders of the axes that fit
         self.inputs = probe(kind, call.sizes)
         self.per_sample, self.combine = True, "mean"           # form of a margin loss
-        self.unreached, self.raised = "", False                # inputs without a gradient; whether gradients fail
+        self.unreached, self.raised = {}, False                # n -> inputs without a gradient; whether gradients fail
         self.mistakes = reference.MISTAKES.get(kind, reference.ROUTING)
         if kind in ("dynamic", "layer"):
             self.mistakes += reference.per_position(call.sizes["J"])
@@ -191,6 +204,20 @@ class Check:
         self.per_sample = not (self.is_loss and found and next(iter(found.values()))[0].ndim == 0)
         return found
 
+    def mistakes_for(self, found):
+        """Return the mistakes that these outputs can show.
+
+        A number of iterations shows only where the reference then runs at least two: with one, the coupling
+        coefficients are uniform, for which there are other reasons. That nothing is routed shows where the number of
+        iterations changes nothing.
+        """
+        known = tuple(mistake for mistake in self.mistakes if "more" not in mistake.settings
+                      or any(n + mistake.settings["more"] > 1 for n in found))
+        alike = len({y[0].tobytes() for y in found.values()}) == 1
+        if self.kind in ("dynamic", "layer") and alike and max(found) > 1:
+            known += reference.NOTHING_ROUTED
+        return known
+
     def explain(self, found, mistakes):
         """Return the sets of mistakes that explain the outputs, the difference, and settings of an epsilon."""
         if self.bias is not None:
@@ -213,11 +240,34 @@ class Check:
         number, is explained by an epsilon only if it is small, and without mistakes."""
         places = [] if self.is_loss else self.places
         best = naming.explain_with_epsilon(found, self.predict, mistakes, self.tolerance, places)
+        if self.kind == "em" and mistakes and not best[0] and 1 in found and len(found) > 1:
+            return self.explain_in_steps(found, mistakes)
         if self.is_loss and self.places and (best[1] is None or best[1] > self.tolerance):
             matches, worst, epsilon = naming.explain_with_epsilon(found, self.predict, (), self.tolerance, self.places)
             if matches and worst <= self.tolerance and epsilon["epsilon"] <= LARGEST_OF_OTHERS:
                 return matches, worst, epsilon
         return best
+
+    def explain_in_steps(self, found, mistakes):
+        """As `explain` of EM routing, with up to four mistakes of the M-step, which one iteration shows, and its
+        epsilon; then up to two of what follows."""
+        if self.tolerance > 1e-3 or difference(found[1], self.predict({}, 1)) <= self.tolerance:
+            return [], None, {}
+        one_step = [mistake._replace(most=4) for mistake in mistakes if not mistake.settings.keys() & OF_E_STEPS
+                    and not {"first", "mean"} & set(mistake.settings.values())]        # of a beta: too many sets
+        later = [mistake for mistake in mistakes if mistake.settings.keys() & OF_E_STEPS]
+        first = naming.explain_with_epsilon({1: found[1]}, self.predict, one_step, self.tolerance, self.places[:1],
+                                            most=4)
+        for chosen in first[0][:4]:
+            settings = reference.settings_of(chosen)
+
+            def predict(more, n, settings=settings):
+                return self.predict(settings | more, n)
+            matches, worst, epsilon = naming.explain_with_epsilon(
+                found, predict, later, self.tolerance, self.places, most=2)
+            if matches:
+                return [(*chosen, *more) for more in matches], worst, epsilon
+        return [], None, {}
 
     def differ(self, one, other, found):
         """Return whether two sets of mistakes compute different outputs."""
@@ -339,8 +389,8 @@ class Check:
         found = self.found_slopes(n)
         unreached = [name for name, slope in found.items() if slope is None]
         if unreached:
-            self.unreached = ", ".join(unreached)
-            return f"does not reach {self.unreached}", ["unnamed"]
+            self.unreached[n] = ", ".join(unreached)
+            return f"does not reach {self.unreached[n]}", ["unreached"]
 
         def differs(settings):                                 # relative to each input's, or 1/1000 of the largest
             wanted = self.slopes(n, settings | epsilon)
@@ -445,7 +495,10 @@ class Check:
                 call(moved, n), call(silent, n)), FLOOR
             equal = x["V"].copy()
             equal[:, :, 0] = equal[:, :1, 0]
-            yield "equal votes for one parent: finite output", finite(call(x | {"V": equal}, n)), VARIANCE
+            settings = reference.settings_of(self.matches[0]) | self.epsilon if self.matches else {}
+            has_epsilon = settings.get("epsilon", 0) > 1e-12 or "densities" in settings
+            yield "equal votes for one parent: finite output", finite(call(x | {"V": equal}, n)), (
+                DENSITY if has_epsilon else VARIANCE)
             return
         size = x[name].shape[e]
         Q = np.linalg.qr(np.random.default_rng(2).normal(size=(size, size)))[0]
@@ -495,18 +548,20 @@ class Check:
                 call.reading["present"] == "N") else "present")
             report.target += f"({order}{', m' * (call.count is not None)})"
         report.say(f"{report.target} against {report.against}")
-        self.head()
         self.slack, self.worst = self.tolerance, 0.0
         found = self.chosen_values()
         self.inside = self.precision_inside(found)
+        self.explain_values(found)
+        small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
+        other = ""
+        if small and self.matches[:1] != [()]:
+            other, found = self.other_readings(others, found)
+        self.head()
         report.precision = next((name for name in self.precisions if name and name != "float64"), "float64")
         inside = f" with {self.inside} inside" * bool(self.inside)
         report.say(f"  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}{inside}, relative "
                    f"tolerance {power(self.tolerance)}\n")
-        self.slack = self.tolerance
         self.compare(found)
-        small = np.prod([x.size for x in self.inputs.values()]) < 1e6   # else trying the others takes long
-        other = self.other_reading(others) if self.failed and small and self.matches[:1] != [()] else ""
         self.verdict(found, other)
         return report
 
@@ -514,7 +569,7 @@ class Check:
         """Return values(): of several arrays that fit an output, such as one per iteration, the last, unless fewer
         mistakes explain the first or another."""
         def count(found):
-            matches = self.explain(found, self.mistakes)[0] if found else []
+            matches = self.explain(found, self.mistakes_for(found))[0] if found else []
             return len(matches[0]) if matches else 99
         found = self.values()
         several = {name: n for name, n in self.call.fitting.items() if n > 1}
@@ -546,7 +601,8 @@ class Check:
             self.places = LOSS_EPSILONS if best[0][self.call.scores] == "NKE" else []
             self.inputs["present"] = one_class if best[0]["present"] == "N" else two_classes
             self.slack, self.worst = self.tolerance, 0.0
-            if self.explain(self.values(), self.mistakes)[0]:
+            found = self.values()
+            if self.explain(found, self.mistakes_for(found))[0]:
                 break
         self.combine, self.notes = "mean", []
         return best, (fit for fit in fits if fit[0] != best[0])
@@ -567,16 +623,27 @@ class Check:
             self.report.say(f"  arguments, by their names: {', '.join(call.order)}")
         self.report.say("  " + ", ".join(f"{a} {words}" for a, words in calls.AXES.items() if a in letters))
 
-    def compare(self, found):
-        """Compare values, gradients and properties, and write a line for each."""
+    def explain_values(self, found):
+        """Find the mistakes and the epsilon that explain the outputs, or that they are nearly right."""
+        self.matches, self.worst, self.epsilon, self.ambiguous = [], None, {}, []
+        self.close = self.nearly = 0.0
+        self.slack = self.tolerance
+        if not found:
+            return
         right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
-        agrees = bool(found) and all(d <= self.tolerance for d in right.values())
-        if not agrees and found and self.kind in ("dynamic", "layer"):
+        agrees = all(d <= self.tolerance for d in right.values())
+        self.bias = None
+        if not agrees and self.kind in ("dynamic", "layer"):
             self.bias = self.output_without_votes(max(found))
-        self.matches, self.worst, self.epsilon = ([()], 0.0, {}) if agrees else self.explain(found, self.mistakes)
+        self.biases = {}
+        self.has_bias = self.bias is not None
+        self.matches, self.worst, self.epsilon = ([()], 0.0, {}) if agrees else self.explain(
+            found, self.mistakes_for(found))
         if not self.matches:
             self.bias = None
-        if self.tolerance > 1e-7 and any(self.differ(self.matches[0], match, found) for match in self.matches[1:]):
+        names = {tuple(mistake.name for mistake in match) for match in self.matches}
+        if self.tolerance > 1e-7 and len(names) > 1 and any(
+                self.differ(self.matches[0], match, found) for match in self.matches[1:]):
             self.ambiguous, self.matches = self.matches, []    # rounding hides in what they differ
         if self.combine == "sum":
             right = {n: difference(y, self.predict({}, n)) for n, y in found.items()}
@@ -587,19 +654,30 @@ class Check:
                 self.close = self.worst
             else:
                 self.matches = []
-        if not self.matches and found and not self.errors and near <= CLOSE:
+        if not self.matches and not self.errors and near <= CLOSE:
             self.matches, self.worst, self.epsilon, self.close = [()], near, {}, near
-        same = len(found) > 1 and all(difference(y, found[max(found)]) == 0 for y in found.values())
+        elif not self.matches and not self.errors and near <= naming.NEARLY and self.tolerance < naming.NEARLY:
+            self.matches, self.worst, self.epsilon, self.nearly = [()], near, {}, near
+            self.slack = 10 * near
+        elif self.matches and self.matches[0] and self.worst > max(self.tolerance, naming.LOOSE):
+            self.nearly = self.worst
+            self.slack = 10 * self.worst
+        self.unchanged = len(found) > 1 and all(difference(y, found[max(found)]) == 0 for y in found.values())
         settings = reference.settings_of(self.matches[0]) if self.matches else {}
-        if same and settings.keys() & facts.OF_COUPLINGS and settings.get("normalize") != "nothing":
+        unrouted = settings.get("normalize") in reference.UNROUTED
+        if self.unchanged and settings.keys() & facts.OF_COUPLINGS and not unrouted:
             self.matches = []                                  # a single iteration shows no more than their size
         self.report.epsilons = {name: value for name, value in self.epsilon.items() if not isinstance(value, str)}
         named = [self.with_epsilon(found, chosen, self.epsilon) for chosen in self.matches]
         if named != self.matches:
             self.matches, self.epsilon = named, {}             # it is one of the mistakes
-        if self.matches and self.epsilon:                      # not every iteration needs the mistakes
-            right = {n: difference(y, self.predict(self.epsilon, n)) for n, y in found.items()}
-        agrees = bool(self.matches) and self.matches[0] == ()
+
+    def compare(self, found):
+        """Compare values, gradients and properties, and write a line for each."""
+        epsilon = self.epsilon if self.matches else {}         # not every iteration needs the mistakes
+        right = {n: difference(y, self.predict(epsilon, n)) for n, y in found.items()}
+        agrees = bool(self.matches) and self.matches[0] == () and not self.nearly
+        unrouted = self.nothing_is_routed()
         chosen = self.matches[0] if self.matches else ()
         explained, self.gradient_agrees, self.failed_values = [], {}, False
         for n in self.iterations:
@@ -615,7 +693,7 @@ class Check:
                 gradient, stops, self.raised = f"raised {last_line(error)}", ["unnamed"], True
             self.gradient_agrees[n] = gradient == "agrees"
             self.failed_values |= not ok
-            if stops:
+            if stops and stops != ["unreached"]:
                 explained.append(stops)
             label = "numerical derivative" if self.by_differences else "gradient"
             self.line(what, f"{text}, {label} {gradient}", ok and not stops)
@@ -630,9 +708,38 @@ class Check:
         except Exception as error:
             self.errors["changed inputs"] = last_line(error)
             self.line("changed inputs", f"raised {last_line(error)}", False)
-        if same and not agrees and not self.is_loss:
+        if self.matches and not self.errors and found and not set(self.shown) & {KEPT, RANDOM, RANDOM_OR_KEPT, UNUSED}:
+            self.try_other_inputs()
+        if self.unchanged and not agrees and not self.is_loss and not unrouted:
             self.notes.append("The number of iterations changes nothing. If your function always runs as many, say so, "
                               "such as: --iterations 3")
+
+    def nothing_is_routed(self):
+        settings = reference.settings_of(self.matches[0]) if self.matches else {}
+        return settings.get("normalize") in reference.UNROUTED
+
+    def try_other_inputs(self):
+        """Compare other inputs, such as one sample, with what explains these, and write a line for them."""
+        self.call.renew()
+        if not finite(self.call(self.inputs, max(self.iterations))):
+            return
+        settings = reference.settings_of(self.matches[0]) | self.epsilon
+        trials = Trials(self, settings, probe, no_epsilon=VARIANCE in self.shown)
+        holding = trials.run()
+        if holding:
+            what = "output agrees" if self.matches[0] == () else "output as with the mistakes below"
+            words = [trials.words(name) for name in holding]
+            middle = (len(words) + 1) // 2 if len(words) > 5 else len(words)
+            self.line("", f"{', '.join(words[:middle])}: {what}", True)
+            if words[middle:]:
+                self.line("", f"{', '.join(words[middle:])}: {what}", True)
+        if SINGLE in self.shown:                               # which has been said
+            trials.wrong.pop("one sample", None)
+        for name, text in trials.wrong.items():
+            self.line(trials.words(name), "another output", False)
+            self.shown.append(text)
+        for name, text in trials.unchecked.items():
+            self.notes.append(f"Not checked with {trials.words(name)}, since your function raised an error: {text}")
 
     def with_epsilon(self, found, chosen, epsilon):
         """Return a set of mistakes, and with them an epsilon that is so large that it is one."""
@@ -654,28 +761,104 @@ class Check:
         self.report.lines.append({"holds": bool(ok), "what": line})
         self.report.say(f"  {'ok ' if ok else 'NO '} {line}")
 
-    def other_reading(self, fits):
-        """Return a sentence about other orders of the axes with which all outputs agree, or an empty one. A singleton
-        that is added can hide a mistake over another axis, and is not tried."""
-        kept, state = self.call.reading, (self.errors, self.per_sample, self.combine, list(self.notes))
-        flags, ndims = [], [len(layout) for layout in kept.values()]
-        alike = (fit for fit in fits if [len(layout) for layout in fit[0].values()] == ndims)
-        for reading, _ in itertools.islice(alike, 100):
-            self.call.renew()
-            self.call.reading = reading
-            try:
-                found = self.values()
-                matches, worst, _ = self.explain(found, ())
-            except Exception:
+    def other_readings(self, fits, found):
+        """Look at other orders of the axes whose outputs have the right shape. Return a sentence about those with which
+        all outputs agree, or an empty one, and the outputs to compare.
+
+        If no mistakes explain the first order, the one that needs the fewest is taken. If they do, no other order is
+        tried, unless the mistakes mix up axes. A singleton that is added can hide a mistake over another axis, and is
+        not tried.
+        """
+        call = self.call
+        first, state = (call.reading, self.layouts), (self.errors, self.per_sample, self.combine, list(self.notes))
+        settings = reference.settings_of(self.matches[0]) if self.matches else {}
+        mixed = settings.get("normalize") == "batch" or settings.get("form") in ("batch", "outputs")
+        if not self.matches and not self.repeats(found):       # random, in any order
+            return "", found
+        search = mixed or not self.matches and not (self.kind == "dynamic" and self.has_its_axes(found))
+        call.deadline = time.monotonic() + (SECONDS_FOR_ORDERS if search else SECONDS_FOR_A_LIST)
+        agreeing, fewest = [], []
+        for reading, layouts in fits:
+            if [len(layout) for layout in reading.values()] != [len(layout) for layout in first[0].values()]:
                 continue
-            if not self.errors and matches and worst <= max(self.tolerance, CLOSE):
-                flags.append(" ".join(f"{name}={layout}" for name, layout in reading.items() if kept[name] != layout))
-            if len(flags) == 3:
+            flags = " ".join(f"{name}={layout}" for name, layout in reading.items() if first[0][name] != layout)
+            self.also.append(flags)
+            if search:
+                call.reading, self.layouts = reading, layouts
+                count = self.count_mistakes(not self.matches)
+                if count == 0:
+                    agreeing.append(flags)
+                elif count is not None:
+                    fewest.append((count, len(fewest), reading, layouts))
+            call.stopped = time.monotonic() > call.deadline
+            if len(agreeing) == 3 or call.stopped:
                 break
-        self.call.reading, (self.errors, self.per_sample, self.combine, self.notes) = kept, state
-        but = " but for a bias" * (self.bias is not None)
+        call.deadline = None
+        call.reading, self.layouts = first
+        self.errors, self.per_sample, self.combine, self.notes = state
+        if call.stopped and search:
+            self.notes.append(f"Not all orders of the axes were tried within {SECONDS_FOR_ORDERS:.0f} s. If the one "
+                              "above is not yours, give yours to --axes.")
+        if fewest and not agreeing and not self.matches:
+            found = self.take_reading(min(fewest)[2:], found)
+        but = " but for a bias" * self.has_bias
         text = f"With another order that fits, too, it agrees{but}. If that is yours, add: "
-        return text * bool(flags) + ", or ".join(f"--axes {flag}" for flag in flags)
+        return text * bool(agreeing) + ", or ".join(f"--axes {flags}" for flags in agreeing), found
+
+    def repeats(self, found):
+        """Return whether another call gives the same outputs."""
+        n = max(found, default=0)
+        return not n or self.same(self.call(self.inputs, n), found[n])
+
+    def has_its_axes(self, found):
+        """Return whether samples are alone and entries one vector in this order of the axes: no other is the right one,
+        since the sizes tell input from output capsules."""
+        n, u_hat = max(found), self.inputs["u_hat"]
+        size = u_hat.shape[3]
+        Q = np.linalg.qr(np.random.default_rng(2).normal(size=(size, size)))[0]
+        try:
+            turned, fewer = self.call({"u_hat": u_hat @ Q.T}, n), self.call({"u_hat": u_hat[:2]}, n)
+        except Exception:
+            return False
+        return self.same(turned, [found[n][0] @ Q.T]) and self.same(fewer, [found[n][0][:2]])
+
+    def count_mistakes(self, with_mistakes):
+        """Return how many mistakes explain the outputs in the present reading, roughly; None if none do."""
+        bias = self.bias
+        try:
+            self.call.renew()
+            found = self.values()
+            if self.errors or not found:
+                return None
+            if self.has_bias:
+                self.bias, self.biases = self.output_without_votes(max(found)), {}
+            right, worst, _ = self.explain(found, ())
+            if right and worst <= max(self.tolerance, CLOSE):
+                return 0
+            if not with_mistakes or self.tolerance > 1e-3:
+                return None
+            matches, _ = naming.explain(found, self.predict, self.mistakes_for(found), max(self.tolerance, 1e-4))
+            return len(matches[0]) or None if matches else None
+        except Exception:                                      # of a reading that is not the user's
+            return None
+        finally:
+            self.bias, self.biases = bias, {}
+
+    def take_reading(self, reading, found):
+        """Take another order of the axes if mistakes explain it. Return the outputs to compare."""
+        first = self.call.reading, self.layouts
+        self.call.reading, self.layouts = reading
+        others = self.values()
+        self.explain_values(others)
+        if self.matches:
+            flags = " ".join(f"{name}={layout}" for name, layout in first[0].items() if reading[0][name] != layout)
+            self.notes.append("Of the orders of the axes that fit, the one above needs the fewest mistakes.")
+            self.also = [flags]
+            return others
+        self.call.reading, self.layouts = first
+        self.values()
+        self.explain_values(found)
+        return found
 
     def verdict(self, found, other):
         """Write the verdict, and what leads to it."""
@@ -692,25 +875,29 @@ class Check:
         if None in self.stops_found:                           # the mistakes of the values explain the gradients, too
             stops = []
         chosen, partly = (self.matches[0] if self.matches else ()) + tuple(stops[:1]), ()
-        if not self.matches and self.failed_values and not set(self.shown) & {RANDOM, RANDOM_OR_KEPT}:
+        if not self.matches and self.has_bias:
+            report.facts = [WITH_A_BIAS]
+        elif not self.matches and self.failed_values and not set(self.shown) & {RANDOM, RANDOM_OR_KEPT}:
             partly, report.facts = facts.of(self, found)
-        near = max((difference(y, self.predict({}, n)) for n, y in found.items()), default=1)
-        if not self.matches and near < 1e-5:
-            report.facts = [f"The outputs differ by {percent(near)}, perhaps by several epsilons, or by float32 inside."
-                            f" Set the epsilons to 0, or add: --tolerance {power(2 * near)}"]
+        if chosen and self.nearly:
+            self.notes.append(f"What is left is at most {power(self.worst)}, as several epsilons would make it.")
         every = [text for text in dict.fromkeys(self.shown) if text != SINGLE or INFLUENCE not in self.shown]
         shown = [text for text in every if text not in EXPLAINED and (
             self.matches or text not in WITHOUT_VOTES and text != SINGLE)]
-        if not self.matches or self.matches == [()] and not chosen and not shown:
-            report.facts += [WITHOUT_VOTES.get(text, text) for text in every if text not in shown]
+        if not self.matches or self.matches == [()] and not chosen and not shown and not self.nearly:
+            of_a_bias = (NOT_ZERO, ROTATION) if self.has_bias else ()
+            report.facts += [WITHOUT_VOTES.get(text, text) for text in every if text not in (*shown, *of_a_bias)]
         report.mistakes = [mistake.name for mistake in chosen or partly] + [
             name for text in shown if (name := kind_of(text))]
         report.say()
         for note in dict.fromkeys(self.notes):
             report.say(note)
-        attributed = not self.unnamed_gradient and not self.errors and all(
+        attributed = not self.unnamed_gradient and not self.errors and not self.unreached and all(
             text in EXPLAINED or kind_of(text) for text in every)
-        if not self.failed or self.matches == [()] and attributed and set(every) <= WITHOUT_VOTES.keys() and not chosen:
+        if self.nearly and attributed and not chosen and not shown:
+            self.say_nearly()
+        elif not self.failed or (self.matches == [()] and attributed and not chosen
+                                 and set(every) <= WITHOUT_VOTES.keys()):
             self.say_right(shown)
         else:
             self.say_wrong(found, other, chosen, partly, shown)
@@ -721,7 +908,12 @@ class Check:
             report.say(f"\nAllowed: {', '.join(report.allowed)}.")
         if self.require_gradient and report.passed and report.gradient in ("not checked", "numerical"):
             report.passed = False
-            report.say("\nThe gradient is required, and was not checked.")
+            report.reason = "gradient required, not checked"
+            report.say("\nThe gradient is required, and was not checked. Give --backward, or leave --require-gradient "
+                       "out.")
+        if self.also and not report.passed and not other:
+            more = f" (or {len(self.also) - 1} more)" if len(self.also) > 1 else ""
+            report.say(f"\nAlso fits, by the shape of its output: --axes {self.also[0]}{more}")
 
     def say_right(self, shown):
         """Say that everything agrees; shown: what happens where there are no votes."""
@@ -745,6 +937,16 @@ class Check:
             report.say("\n" * bool(shown) + "Numerical derivatives do not see a stopped gradient. To check a backward "
                        "pass of your own, or automatic differentiation in JAX or TensorFlow, add --backward.")
 
+    def say_nearly(self):
+        """Say that only a small difference is left, and which tolerance accepts it."""
+        report = self.report
+        report.gradient = self.unchecked() if self.by_differences else "agrees"
+        report.verdict = "NEARLY RIGHT"
+        accepting = 10.0 ** np.ceil(np.log10(2 * self.nearly))
+        report.reason = f"differs by at most {power(self.nearly)}; --tolerance {power(accepting)} accepts it"
+        report.say(f"NEARLY RIGHT: your function differs from the paper's by at most {power(self.nearly)}, as several "
+                   f"epsilons would; --tolerance {power(accepting)} accepts it.")
+
     def unchecked(self):
         """Return what is said of a gradient without a backward pass: derivatives of the function itself, or none."""
         return "numerical" if self.by_differences and any(self.gradient_agrees.values()) else "not checked"
@@ -755,7 +957,7 @@ class Check:
         order = self.call.reading.get("u_hat", "NIJE").replace("1", "").replace("E", "")
         words = self.call.sizes | {"logits": f"({', '.join(order)})", "axis": order.index("J")}
         report.gradient = self.unchecked() if self.by_differences else "differs" if (
-            self.unnamed_gradient or self.stops_found) else "agrees"
+            self.unnamed_gradient or self.stops_found or self.unreached) else "agrees"
         report.verdict = "WRONG"
         if other:
             report.say(f"DIFFERS, with its axes in this order. {other}")
@@ -763,7 +965,7 @@ class Check:
                 return
             report.say("If the order above is yours:\n")
         if chosen:
-            exact = f", to {max(self.worst or 0, 1e-16):.0e}," if self.matches[:1] != [()] else ""
+            exact = f", to {max(self.worst or 0, 1e-16):.0e}," if self.matches[:1] != [()] or self.nearly else ""
             report.say(f"WRONG: your function equals{exact} the paper's with {plural(len(chosen), 'mistake')}:")
             self.say_mistakes(chosen, words)
             equal = [" + ".join(m.name for m in match) for match in self.matches[1:4]]
@@ -775,7 +977,7 @@ class Check:
             self.say_mistakes(partly, words)
         elif self.matches or self.errors or not self.failed_values or shown:
             how = ". Its outputs here are right, but not all that must hold for every input." if (
-                self.matches[:1] == [()] and not self.unnamed_gradient) else "."
+                self.matches[:1] == [()] and not self.unnamed_gradient and not self.nearly) else "."
             report.say(f"WRONG: the function differs from the paper{how}")
         else:
             report.verdict = "NOT THIS PROCEDURE"
@@ -789,13 +991,24 @@ class Check:
             for text in report.facts:
                 report.say(f"- {text}")
         if self.unreached:
-            report.say(f"\n* The gradient does not reach {self.unreached}. Do not detach the output, or "
-                       f"{self.unreached} in the function" + (
-                           "." if self.is_loss else "; set weights by torch.func.functional_call, and not by .data or "
-                           "under no_grad()."))
+            self.say_unreached()
         elif self.matches and self.unnamed_gradient and KEPT not in self.shown and not self.raised:
             report.say("\n* The gradient is that of no known mistake. Compare it with the test vectors, "
                        "dynamic_routing.json or em_routing.json, number by number.")
+
+    def say_unreached(self):
+        """Say which inputs the gradient does not reach, and after how many iterations if it is not all."""
+        names = ", ".join(dict.fromkeys(self.unreached.values()))
+        if len(self.unreached) < len([n for n in self.iterations if n not in self.errors]):
+            counts = [str(n) for n in self.unreached]
+            words = " and ".join(filter(None, (", ".join(counts[:-1]), counts[-1])))
+            self.report.say(f"\n* The gradient does not reach {names} at {words} iteration{'s' * (words != '1')}, as "
+                            "with a stop in the first iterations, which are the last ones there.")
+            return
+        weights = "" if self.is_loss else ("; set weights by torch.func.functional_call, and not by .data or under "
+                                           "no_grad()")
+        self.report.say(f"\n* The gradient does not reach {names}. Do not detach the output, or {names} in the "
+                        f"function{weights}.")
 
     def say_property(self, text):
         kind = next((kind for kind in KINDS if text.startswith(kind[0])), None)

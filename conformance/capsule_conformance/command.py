@@ -92,8 +92,9 @@ def main(argv=None):
     if args.json:
         print(json.dumps(asdict(report), indent=1))
     elif args.quiet:
-        why = f": {', '.join(report.mistakes)}" if report.mistakes else ""
-        print(f"{args.target}: {report.verdict}{why}{' (allowed)' * bool(report.allowed and report.passed)}")
+        why = ", ".join(filter(None, (*report.mistakes, report.reason)))
+        allowed = " (allowed)" if report.allowed and report.passed else ""
+        print(f"{args.target}: {report.verdict}{': ' if why else ''}{why}{allowed}")
     else:
         print(report.text, end="")
     return 0 if report.passed else 1

@@ -11,6 +11,7 @@ from . import calls
 from .calls import INTERFACES, Call, LossCall, Unusable
 from .check import MARGINS, Check, Report, plain
 from .kinds import KINDS
+from .properties import MORE
 from .reference import EM_STOPS, MISTAKES, STOPS
 
 
@@ -55,7 +56,7 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
         raise Unusable("--m: a positive number, such as 0.2")
     if framework == "torch" and not importlib.util.find_spec("torch"):
         raise Unusable("--framework torch: PyTorch is not installed here. Install it, or leave --framework out")
-    schedule = lambdas or [0.02 + 0.015 * t for t in range(int(max(cases)))]
+    schedule = lambdas or [0.02 + 0.015 * t for t in range(int(max(cases)) + MORE)]
     if not is_loss and len(schedule) < max(cases):
         raise Unusable(f"--lambdas: {len(schedule)} given for {max(cases)} iterations. Give one for each, or lower "
                        "--iterations.")

@@ -26,7 +26,7 @@ def of(check, found):
     partly, sentences = begins(check, found)
     if check.kind == "em":
         one, more = apart(check, found)
-        partly, sentences = partly or one, sentences + more + of_activations(found)
+        partly, sentences = partly or one, sentences + more + of_assignments(check, found) + of_activations(found)
     else:
         sentences += of_capsules(check, found)
     return partly, sentences + unused(check, max(found))
@@ -43,7 +43,7 @@ def certain(known):
 
 def part(check, found, predict=None):
     """Return the sets of up to two mistakes that explain these outputs, all as well."""
-    matches, worst, epsilon = naming.explain_with_epsilon(found, predict or check.predict, check.mistakes,
+    matches, worst, epsilon = naming.explain_with_epsilon(found, predict or check.predict, check.mistakes_for(found),
                                                           check.tolerance, check.places, most=2)
     if worst is None or worst > max(check.tolerance, ALIKE):
         return []
@@ -134,6 +134,14 @@ def of_capsules(check, found):
         if np.abs(twice - 2 * v).max() <= ALIKE * np.abs(v).max():
             sentences.append("Votes twice as long give outputs twice as long after one iteration, as without a squash.")
     return sentences
+
+
+def of_assignments(check, found):
+    """Return whether the assignments of EM routing stay as they start, by mu of one and two iterations."""
+    if not {1, 2} <= found.keys() or naming.difference(found[2][:1], found[1][:1]) > max(check.tolerance, 1e-5):
+        return []
+    return ["The second iteration changes nothing: the assignments stay uniform, as with a softmax of densities "
+            "instead of their logarithms."]
 
 
 def of_activations(found):

@@ -8,6 +8,7 @@ NEAREST = 40                       # sets of mistakes for which epsilons are fit
 PLAUSIBLE = 0.3                    # difference up to which epsilons may be the reason,
 PLAUSIBLE_AT_ONCE = 0.05           # and after one iteration
 ROUGH = 1e-7                       # tolerances above it leave room for rounding, in which sets of mistakes may differ
+NEARLY = 1e-3                      # difference that several epsilons leave, of which at most one is fitted
 
 
 def difference(found, wanted):
@@ -96,7 +97,8 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
 
     places: (fixed settings, names of epsilons that are fitted together), the usual ones first. No mistake with an
     epsilon comes first, then single mistakes and the nearest sets. If none fits to the tolerance, the best that fits to
-    1e-5 is returned.
+    1e-5 is returned, or else a set of up to two that fits to 1e-3, and ten times better than any other of its size.
+    What comes within 1e-3 without a mistake gets no name.
     """
     right = distance(found, predict, {}, tolerance)
     if right <= tolerance:
@@ -134,6 +136,9 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
         return matches, worst, {}
     if tolerance > 1e-3:
         return [], None, {}
+    if distance(found, predict, {}, NEARLY) <= NEARLY:
+        _, worst, chosen, epsilon = min(fitting, default=(0, None, None, {}), key=lambda entry: entry[:2])
+        return [] if worst is None else [chosen], worst, epsilon
     every = reference.combinations(mistakes, most)
     apart = [distance(found, predict, reference.settings_of(chosen), PLAUSIBLE) for chosen in every]
     near = [k for k in sorted(range(len(every)), key=lambda k: float(f"{apart[k]:.3e}")) if apart[k] <= PLAUSIBLE]
@@ -144,6 +149,20 @@ def explain_with_epsilon(found, predict, mistakes, tolerance, places, most=3):
         if len(every[k]) > 1 and fitting and len(min(fitting, key=lambda entry: entry[:2])[2]) <= 1:
             break                                              # one mistake and several epsilons
     if not fitting:
-        return [], None, {}
+        return nearest(every, apart)
     _, worst, chosen, epsilon = min(fitting, key=lambda entry: entry[:2])
     return [chosen], worst, epsilon
+
+
+def nearest(every, apart):
+    """Return a set of one or two mistakes that alone comes within NEARLY, as a match without epsilons, or none.
+
+    apart: the difference of each set.
+    """
+    for size in (1, 2):
+        fits = sorted((d, k) for k, d in enumerate(apart) if d <= NEARLY and len(every[k]) == size)
+        if fits and (len(fits) == 1 or fits[0][0] <= fits[1][0] / 10):
+            return [every[fits[0][1]]], fits[0][0], {}
+        if fits:
+            break
+    return [], None, {}

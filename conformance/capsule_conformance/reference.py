@@ -90,17 +90,21 @@ def squash(s, form="paper", epsilon=0.0, place="root"):
     return s * norm / (one + square) if place.startswith("product") else unit * (square / (one + square))
 
 
+UNROUTED = ("nothing", "uniform", "mean")                   # coupling coefficients that never change
+
+
 def couplings(b, normalize="outputs"):
     """Return c, (N, I, J), from the logits b, by the softmax over the output capsules (Eq. 3) or another function.
 
     normalize: what the softmax normalizes over. "leaky": the output capsules and one more, of logit 0. "each": a
     logistic function in place of the softmax. (n, m), for J = n m: m neighbors at a time; (-n, m): each m-th, n at a
-    time.
+    time. One of UNROUTED: a constant, which is 1, 1 / J, or 1 / I.
     """
     if normalize == "each":
         return 1 / (1 + np.exp(-b))
-    if normalize == "nothing":
-        return np.ones_like(b)
+    if normalize in UNROUTED:
+        N, I, J = b.shape
+        return np.full_like(b, {"nothing": 1, "uniform": 1 / J, "mean": 1 / I}[normalize])
     if normalize == "leaky":
         return softmax(np.concatenate([np.zeros_like(b[:, :, :1]), b], 2), 2)[:, :, 1:]
     if isinstance(normalize, tuple):
@@ -153,15 +157,20 @@ def bias_of(v, settings):
     if settings.get("last") == "none":
         return v
     form = settings.get("form", "paper")
-    if form in ("outputs", "batch", "none") or settings.get("mean"):
+    if form in ("batch", "none") or settings.get("mean"):
         return None
-    size = np.abs(v) if form == "component" else np.linalg.norm(v, axis=-1, keepdims=True)
+
+    def length(v):
+        if form == "component":
+            return np.abs(v)
+        return np.linalg.norm(v, axis=0 if form == "outputs" else -1, keepdims=True)
+    size = length(v)
     unit = v / np.where(size == 0, 1, size)
     low, high = np.zeros_like(size), np.full_like(size, 1e3)
     for _ in range(200):                                       # bisection: all forms grow with |s|
         middle = (low + high) / 2
         y = squash((middle * unit)[None], form)[0]
-        short = (np.abs(y) if form == "component" else np.linalg.norm(y, axis=-1, keepdims=True)) < size
+        short = length(y) < size
         low, high = np.where(short, middle, low), np.where(short, high, middle)
     return low * unit
 
@@ -232,6 +241,17 @@ ROUTING = (
             "compute the agreement with the squashed v, in every iteration",
             "The agreements are computed with s, but in 2017, Procedure 1, lines 6 and 7, with its squash v."),
 )
+NOTHING_ROUTED = tuple(
+    Mistake("nothing is routed", settings,
+            "update the logits with the agreement, and take their softmax in every iteration",
+            f"The output is {words} after any number of iterations: nothing is routed, but in 2017, Procedure 1 the "
+            "coupling coefficients follow the agreement.", 2)
+    for words, settings in (
+        ("the mean of the votes", {"normalize": "mean", "last": "none"}),
+        ("the squash of the mean of the votes", {"normalize": "mean"}),
+        ("the sum of the votes", {"normalize": "nothing", "last": "none"}),
+        ("the sum of the votes divided by the number of output capsules", {"normalize": "uniform", "last": "none"}),
+        ("that of one iteration", {"normalize": "uniform"})))
 
 
 def per_position(J):
@@ -369,7 +389,7 @@ def shared(beta, form):
 def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper", log_variance=False, mass="paper",
                activation="logistic", with_activation=True, over="parents", start="uniform", once=False,
                temperature="all", with_scale=True, centered=True, schedule="paper", more=0, standardized=False,
-               one_beta_u="", one_beta_a="", stop="", epsilon=0.0, log_epsilon=0.0, mass_epsilon=0.0,
+               one_beta_u="", one_beta_a="", densities="", stop="", epsilon=0.0, log_epsilon=0.0, mass_epsilon=0.0,
                activation_epsilon=0.0, cost_epsilon=0.0):
     """Compute EM routing (Procedure 1). V: (N, I, J, H); a: (N, I); beta_u, beta_a: (J,); lambdas: one per iteration.
 
@@ -380,9 +400,10 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
     over: what R is normalized over. start: "ones" for R = 1. once: beta_u once per parent, not once per entry.
     temperature: "cost" multiplies the cost alone by lambda, "none" neither; "sum" adds the cost. with_scale: the
     density's factor 1 / sigma. centered: the variance is around mu, not 0. schedule: "last" or "first" lambda in all
-    iterations. more: iterations than asked for. stop: "assignments" are constants for the gradient. epsilon: added to
-    the variance. log_epsilon: to sigma in its logarithm, mass_epsilon: to sum_i r_ij, activation_epsilon: to a_j in its
-    logarithm, cost_epsilon: to the standard deviation of the cost.
+    iterations. more: iterations than asked for. densities: the E-step is the softmax of a_j p_j, with ("2 pi") or
+    without ("plain") the density's factor (2 pi)^(-H/2). stop: "assignments" are constants for the gradient. epsilon:
+    added to the variance. log_epsilon: to sigma in its logarithm, mass_epsilon: to sum_i r_ij, activation_epsilon: to
+    a_j in its logarithm, cost_epsilon: to the standard deviation of the cost.
     Return mu, (N, J, H), and the parents' activations, (N, J). None if no iteration is left.
     """
     beta_u, beta_a = shared(beta_u, one_beta_u), shared(beta_a, one_beta_a)
@@ -395,7 +416,7 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
         lambda_ = lambdas[{"last": -1, "first": 0}.get(schedule, min(t, len(lambdas) - 1))]
         if t:
             R = frozen(e_step(V, mu, sigma2, logit, exponent, with_activation, over, with_scale, activation,
-                              activation_epsilon), stop == "assignments")
+                              activation_epsilon, densities), stop == "assignments")
         r = R * a[..., None]
         if weights == "renormalized":
             r = r / r.sum(2, keepdims=True)
@@ -417,8 +438,11 @@ def em_routing(V, a, beta_u, beta_a, lambdas, weights="product", exponent="paper
 
 
 def e_step(V, mu, sigma2, logit, exponent="paper", with_activation=True, over="parents", with_scale=True,
-           activation="logistic", epsilon=0.0):
-    """Compute R_ij = a_j p_j(V_ij) / sum_k a_k p_k(V_ij), (N, I, J), from logarithms."""
+           activation="logistic", epsilon=0.0, densities=""):
+    """Compute R_ij = a_j p_j(V_ij) / sum_k a_k p_k(V_ij), (N, I, J), from logarithms.
+
+    densities: see `em_routing`. A density is too large for exp() in a softmax only where it decides alone.
+    """
     square = (V - mu[:, None]) ** 2
     spread = sigma2[:, None]
     density = {"paper": -square / (2 * spread), "without 2": -square / spread, "1/4": -square / (4 * spread),
@@ -428,6 +452,8 @@ def e_step(V, mu, sigma2, logit, exponent="paper", with_activation=True, over="p
         log_a = np.log(softmax(logit, 1)) if activation == "softmax" else log_logistic(logit)
         log_p = log_p + (log_a if isinstance(epsilon, float) and epsilon == 0 else np.log(np.exp(log_a) + epsilon))[
             :, None]
+    if densities:
+        log_p = np.exp(log_p - (V.shape[3] / 2 * np.log(2 * np.pi) if densities == "2 pi" else 0))
     return softmax(log_p, 2 if over == "parents" else 1)
 
 
@@ -474,6 +500,11 @@ EM = (
     Mistake("EM: softmax in place of the logistic", {"activation": "softmax"}, "a = logistic(lambda (beta_a - cost))"),
     Mistake("EM: activation missing in the E-step", {"with_activation": False},
             "R = a p / sum a p: add log(a_j) to log(p_j)"),
+    *(Mistake("EM: softmax of the densities", {"densities": form},
+              "R = a p / sum a p, or the softmax of log(a) + log(p)",
+              "The assignments are the softmax of a_j p_j, which is nearly uniform for small densities, but 2018, "
+              "Procedure 1, E-STEP, line 3 divides a_j p_j by its sum over the parents.", 2)
+      for form in ("2 pi", "plain")),
     Mistake("EM: assignments normalized over the children", {"over": "children"},
             "normalize R over the {J} parents of each child",
             "The assignments are normalized over the children i, but 2018, Procedure 1, E-STEP, line 3 normalizes over "

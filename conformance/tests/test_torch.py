@@ -207,3 +207,32 @@ def layer(u_hat, n_iters):
     assert code == 1 and "NOT THIS PROCEDURE" in text and "call its eval() first" in text, text
     code, text = run(source.replace("{mode}", ".eval()"), "--tolerance", "1e-4")
     assert code == 0 and "RIGHT" in text, text
+
+
+@pytest.mark.parametrize("second", ["", "softmax over input capsules"])
+def test_a_stop_in_the_first_iterations_is_named_and_where_no_gradient_arrives_is_said(run, second):  # noqa: F811
+    """There, the first iterations are the last ones"""
+    changes = [("        c = torch", "        votes = u_hat.detach() if t < 2 else u_hat\n        c = torch"),
+               ("c[..., None] * u_hat", "c[..., None] * votes"), ("(u_hat * v[", "(votes * v[")]
+    code, text = run(ROUTE, changes=[*changes, *([("dim=2)", "dim=1)")] if second else [])])
+    assert code == 1 and "The gradient does not reach u_hat at 1 and 2 iterations, as with a stop in the first" in text
+    names = [name for name in named(text) if not name.startswith("The gradient")]
+    assert names == [*([second] if second else []), "gradient of inner iterations stopped"], text
+
+
+def test_a_module_sized_from_its_weights_takes_no_search_for_other_orders(run):  # noqa: F811
+    """whatever their order, where the diagnosis is complete"""
+    source = ROUTE.replace("dim=2", "dim=1") + """
+class Caps(torch.nn.Module):
+    def __init__(self, W):
+        super().__init__()
+        self.W = torch.nn.Parameter(torch.randn(W.shape))
+
+    def forward(self, u, n_iters):
+        return route(torch.einsum("nid,ijed->nije", u, self.W), n_iters)
+
+def layer(u, W, n_iters):
+    return torch.func.functional_call(Caps(W), {"W": W}, (u, n_iters))
+"""
+    code, text = run(source, "--layer")
+    assert code == 1 and named(text) == ["softmax over input capsules"] and "Not all orders" not in text, text
