@@ -466,42 +466,80 @@ def class_activations(out, config):
 
 
 def evaluate(weights, samples, config, workers):
-    """Return the metrics of one test set, a dict.
-
-    accuracy: fraction of the images correctly classified; loss, what is minimized, as in loss_and_grads, mean over the
-    images, for the spread loss with its final margin; correct, (n,) bool; confusion: numbers of images, a list (J, J),
-    with a row per class and a column per predicted class."""
-    out, labels = forward_shards(weights, samples, config, workers), samples["labels"]
+    """Return the metrics of one test set, a dict of
+      accuracy          fraction of the images correctly classified
+      loss              what is minimized, as in loss_and_grads, mean over the images; of the spread
+                        loss with its final margin
+      correct           (n,) bool
+      confusion         numbers of images, a list (J, J): a row per class, a column per predicted one
+      toy_n, toy_hits   numbers of images and of those correctly classified, see count_per_toy"""
+    out = forward_shards(weights, samples, config, workers)
+    labels = samples["labels"]
     predicted = out["scores"].argmax(1)
-    confusion = np.bincount(labels * N_CLASSES + predicted, minlength=N_CLASSES ** 2).reshape(N_CLASSES, N_CLASSES)
+    correct = predicted == labels
+    confusion = np.zeros((N_CLASSES, N_CLASSES), int)
+    np.add.at(confusion, (labels, predicted), 1)
     loss, _ = classification_loss(out, {"labels": labels, "margin": MARGINS[1]}, config)
-    return {"accuracy": float((predicted == labels).mean()), "loss": loss, "correct": predicted == labels,
-            "confusion": confusion.tolist()}
+    return {"accuracy": float(correct.mean()), "loss": loss, "correct": correct,
+            "confusion": confusion.tolist(),
+            "toy_n": count_per_toy(samples, np.ones_like(correct)),
+            "toy_hits": count_per_toy(samples, correct)}
+
+
+def count_per_toy(samples, counted):
+    """Return how many of the images that count there are of each toy, a list (J, toys): a row per
+    class, a column per instance that the samples have, in ascending order.
+
+    Images of one toy are not independent, so that intervals resample toys. Samples without
+    instances, as of shapes, have one toy per class. counted: (n,) bool."""
+    labels = samples["labels"]
+    instances = samples.get("instances", np.zeros_like(labels))
+    different, columns = np.unique(instances, return_inverse=True)
+    counts = np.zeros((N_CLASSES, len(different)), int)
+    np.add.at(counts, (labels, columns), counted)
+    return counts.tolist()
 
 
 def evaluate_test(weights, data, config, workers):
-    """Return the metrics on familiar and on novel viewpoints, a dict.
-
-    familiar, novel: accuracies; drop: their difference; familiar_loss, novel_loss; familiar_confusion, novel_confusion;
-    correct: {"familiar", "novel"}, (n,) bool each; sweep: a dict of angles (azimuths or elevations, degrees), accuracy
-    at each angle, over both test sets or, with --split instance, over the novel toys."""
+    """Return the metrics on familiar and on novel viewpoints, a dict of
+      familiar, novel   accuracies
+      drop              their difference
+      familiar_loss, familiar_confusion, familiar_toy_n, familiar_toy_hits, and the same of novel:
+                        see evaluate
+      sweep             a dict of angles (azimuths or elevations, degrees) and accuracy at each, over
+                        both test sets or, with --split instance, over the novel toys
+      correct           {"familiar", "novel"}, (n,) bool each"""
     weights = nearest_images(data) if config.model == "nearest" else weights
     found = {name: evaluate(weights, data[name], config, workers) for name in ("familiar", "novel")}
-    swept, angle = ("novel",) if config.split == "instance" else ("familiar", "novel"), viewpoint_angle(config)
-    angles = np.concatenate([data[name][angle] for name in swept])
-    correct, sweep = np.concatenate([found[name]["correct"] for name in swept]), np.unique(angles)
-    return {"familiar": found["familiar"]["accuracy"], "novel": found["novel"]["accuracy"],
-            "drop": found["familiar"]["accuracy"] - found["novel"]["accuracy"],
-            **{f"{name}_{key}": found[name][key] for key in ("loss", "confusion") for name in found},
-            "sweep": {"angles": [int(at) if at % 1 == 0 else float(at) for at in sweep],
-                      "accuracy": [float(correct[angles == at].mean()) for at in sweep]},
-            "correct": {name: found[name]["correct"] for name in found}}
+    metrics = {name: found[name]["accuracy"] for name in found}
+    metrics["drop"] = metrics["familiar"] - metrics["novel"]
+    for key in ("loss", "confusion", "toy_n", "toy_hits"):
+        for name in found:
+            metrics[f"{name}_{key}"] = found[name][key]
+    correct = {name: found[name]["correct"] for name in found}
+    return metrics | {"sweep": accuracy_by_angle(data, correct, config), "correct": correct}
+
+
+def accuracy_by_angle(data, correct, config):
+    """Return evaluate_test's sweep. correct: {"familiar", "novel"}, (n,) bool each"""
+    swept = ("novel",) if config.split == "instance" else ("familiar", "novel")
+    angles = np.concatenate([data[name][viewpoint_angle(config)] for name in swept])
+    is_correct = np.concatenate([correct[name] for name in swept])
+    sweep = {"angles": [], "accuracy": []}
+    for angle in np.unique(angles):
+        sweep["angles"].append(int(angle) if angle % 1 == 0 else float(angle))
+        sweep["accuracy"].append(float(is_correct[angles == angle].mean()))
+    return sweep
+
+
+VALIDATED = ("familiar", "novel", "drop", "familiar_loss", "novel_loss",
+             "familiar_toy_hits", "novel_toy_hits")
 
 
 def validate(weights, data, config, workers):
     """Return the metrics after an epoch: those of the test images, which nothing is chosen by"""
     metrics = evaluate_test(weights, data, config, workers)
-    return {name: metrics[name] for name in ("familiar", "novel", "drop", "familiar_loss", "novel_loss")}
+    return {name: metrics[name] for name in VALIDATED}
 
 
 # -------------------------------------------------------------- the task: classify objects from novel viewpoints

@@ -2,6 +2,7 @@
 sizes; the nearest training image, evaluation."""
 import dataclasses
 import itertools
+import json
 import math
 
 import smallnorb_novel_viewpoint as sn
@@ -252,6 +253,36 @@ def test_evaluate_against_brute_force(model, monkeypatch):
     pairs = [(t, max(range(5), key=lambda j: row[j])) for row, t in zip(scores, labels)]
     assert found["confusion"] == [[pairs.count((t, j)) for j in range(5)] for t in range(5)]
     assert (found["accuracy"], found["loss"]) == pytest.approx((sum(right) / 7, loss), rel=1e-5)
+    by_class = [[sum(r for r, t in zip(right, labels) if t == j)] for j in range(5)]       # no instances: one toy each
+    assert (found["toy_n"], found["toy_hits"]) == ([[2], [3], [1], [1], [0]], by_class)
+
+
+def test_hits_are_counted_per_class_and_toy_by_hand():
+    """Columns are the instances in ascending order; a class may lack one of them"""
+    samples = {"labels": np.array([0, 0, 0, 4, 4]), "instances": np.array([5, 5, 2, 3, 3])}
+    counts = sn.count_per_toy(samples, np.array([True, True, True, True, False]))
+    assert counts == [[1, 0, 2], [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 1, 0]]
+
+
+def test_hits_per_toy_are_kept_at_every_epoch_and_at_the_end():
+    """Of 25 test toys, in the order of their instances; over the toys they add up to the accuracies"""
+    config = tiny("cnn-gap", n_epochs=3)
+    data = few(config, n_test=60)
+    for name in ("familiar", "novel"):
+        data[name]["instances"] = np.resize([0, 1, 2, 3, 5], len(data[name]["labels"]))
+    state = sn.train(config, data)
+    with sn.worker_threads(config) as workers:
+        test = sn.evaluate_test(sn.weights_of(state), data, config, workers)
+    found = json.loads(sn.as_json(sn.result_of(config, state, data, test)))
+    for name in ("familiar", "novel"):
+        n, hits = found[f"{name}_toy_n"], found["history"][f"{name}_toy_hits"]
+        assert np.shape(n) == (5, 5) and np.shape(hits) == (3, 5, 5)
+        assert np.sum(hits, (1, 2)) / np.sum(n) == pytest.approx(found["history"][name])
+        assert found[f"{name}_toy_hits"] == hits[-1]
+        for k, instance in enumerate([0, 1, 2, 3, 5]):
+            of_toy = data[name]["instances"] == instance
+            right = np.bincount(data[name]["labels"][of_toy], test["correct"][name][of_toy], 5)
+            assert [row[k] for row in hits[-1]] == right.tolist()
 
 
 @pytest.mark.parametrize("split", ["azimuth", "elevation", "instance"])
@@ -263,7 +294,7 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
             "novel": {angle: np.array([90.5]), other: np.zeros(1), "labels": np.array([4])}}
     said = {4: [True, True, False, True], 1: [False]}
     monkeypatch.setattr(sn, "evaluate", lambda params, samples, *_: {
-        "accuracy": len(samples["labels"]) / 4, "loss": 1.0, "confusion": [],
+        "accuracy": len(samples["labels"]) / 4, "loss": 1.0, "confusion": [], "toy_n": [], "toy_hits": [],
         "correct": np.array(said[len(samples["labels"])])})
     found = sn.evaluate_test({}, data, sn.Config(split=split), None)
     first = 2 if split == "instance" else 0
