@@ -45,7 +45,6 @@ Deviations from the paper:
 Control models (`--model`, one or several, which are trained in turn):
   - cnn: the paper's CNN baseline, smaller: as many parameters as matrix-capsnet of the same preset (small or wide);
     --preset paper has the paper's 4.2 million; cnn-bn: the same CNN with batch normalization
-  - nearest: the class of the nearest training image in pixel space
   - four heads on one backbone of four 3x3 convolutions with batch normalization, with about equal numbers of
     parameters, because the backbone changes accuracy more than the head does: capsnet-shared (vector capsules, dynamic
     routing, transformation matrices shared across positions, coordinate addition), capsnet (one matrix per capsule),
@@ -143,11 +142,9 @@ MODELS = {                         # by --model: its defaults
     "cnn-gap": USUAL,
     "capsnet-shared": OF_VECTORS | {"coordinates": True},
     "capsnet": OF_VECTORS,
-    "matrix-head": USUAL | {"coordinates": True},
-    "nearest": USUAL | {"n_epochs": 0}}
+    "matrix-head": USUAL | {"coordinates": True}}
 OF_SHAPES = {"n_epochs": 10, "lr": 2e-3, "preset": "wide", "train_azimuths": "0:150",
              "test_azimuths": "200:330"}
-TRAINED = {"model": tuple(model for model in MODELS if model != "nearest")}
 NORMALIZED = {"model": (*CAPSULES, "cnn-bn", "cnn-gap")}
 WITH_TOYS = {"data": ("toys", "smallnorb")}
 WITH_SHAPES = {"data": ("shapes",)}
@@ -207,12 +204,11 @@ class Config:
                         choices=("cross-entropy", "margin", "spread"))
     seed: int = setting(0, "of all random numbers; the same seed, the same bits",
                         low=0, high=2 ** 32 - 1, test=True)
-    n_epochs: int = setting(None, "training epochs", low=1, high=100_000, only=TRAINED)
-    batch_size: int = setting(32, "images per step", low=1, high=4096, only=TRAINED)
-    lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6, only=TRAINED)
-    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"),
-                               only=TRAINED)
-    warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000, only=TRAINED)
+    n_epochs: int = setting(None, "training epochs", low=1, high=100_000)
+    batch_size: int = setting(32, "images per step", low=1, high=4096)
+    lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6)
+    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
+    warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000)
     recompute_statistics: int = setting(0, "before the test, recompute normalizations on up to N "
                                         "training samples", low=0, high=2000, test=True,
                                         runtime=True, only=NORMALIZED)
@@ -242,8 +238,6 @@ def defaults_of(config):
         defaults |= {"train_azimuths": "0:340", "test_azimuths": "0:340"}
     if is_paper_cnn(config):
         defaults["dropout"] = 0.5
-    if config.model == "nearest":
-        defaults["n_epochs"] = 0
     return defaults
 
 
@@ -340,7 +334,7 @@ def default_models(given):
     """Return the models that are trained without --model: the paper's network, its CNN and one that
     is stronger"""
     if given.get("data") == "shapes":
-        return "matrix-capsnet", "cnn", "cnn-gap", "nearest"
+        return "matrix-capsnet", "cnn", "cnn-gap"
     return "matrix-capsnet", "cnn", "cnn-bn"
 
 
@@ -466,22 +460,25 @@ def class_activations(out, config):
 
 
 def evaluate(weights, samples, config, workers):
-    """Return the metrics of one test set, a dict of
+    """Return the metrics of one test set: those of metrics_of, and loss, what is minimized, as in
+    loss_and_grads, mean over the images; of the spread loss with its final margin."""
+    out = forward_shards(weights, samples, config, workers)
+    batch = {"labels": samples["labels"], "margin": MARGINS[1]}
+    loss, _ = classification_loss(out, batch, config)
+    return metrics_of(out["scores"].argmax(1), samples) | {"loss": loss}
+
+
+def metrics_of(predicted, samples):
+    """Return the metrics of some predicted classes, (n,), a dict of
       accuracy          fraction of the images correctly classified
-      loss              what is minimized, as in loss_and_grads, mean over the images; of the spread
-                        loss with its final margin
       correct           (n,) bool
       confusion         numbers of images, a list (J, J): a row per class, a column per predicted one
       toy_n, toy_hits   numbers of images and of those correctly classified, see count_per_toy"""
-    out = forward_shards(weights, samples, config, workers)
     labels = samples["labels"]
-    predicted = out["scores"].argmax(1)
     correct = predicted == labels
     confusion = np.zeros((N_CLASSES, N_CLASSES), int)
     np.add.at(confusion, (labels, predicted), 1)
-    loss, _ = classification_loss(out, {"labels": labels, "margin": MARGINS[1]}, config)
-    return {"accuracy": float(correct.mean()), "loss": loss, "correct": correct,
-            "confusion": confusion.tolist(),
+    return {"accuracy": float(correct.mean()), "correct": correct, "confusion": confusion.tolist(),
             "toy_n": count_per_toy(samples, np.ones_like(correct)),
             "toy_hits": count_per_toy(samples, correct)}
 
@@ -501,6 +498,12 @@ def count_per_toy(samples, counted):
 
 
 def evaluate_test(weights, data, config, workers):
+    """Return the metrics on familiar and on novel viewpoints; see metrics_of_test"""
+    found = {name: evaluate(weights, data[name], config, workers) for name in ("familiar", "novel")}
+    return metrics_of_test(found, data, config)
+
+
+def metrics_of_test(found, data, config):
     """Return the metrics on familiar and on novel viewpoints, a dict of
       familiar, novel   accuracies
       drop              their difference
@@ -508,15 +511,14 @@ def evaluate_test(weights, data, config, workers):
                         see evaluate
       sweep             a dict of angles (azimuths or elevations, degrees) and accuracy at each, over
                         both test sets or, with --split instance, over the novel toys
-      correct           {"familiar", "novel"}, (n,) bool each"""
-    weights = nearest_images(data) if config.model == "nearest" else weights
-    found = {name: evaluate(weights, data[name], config, workers) for name in ("familiar", "novel")}
+      correct           {"familiar", "novel"}, (n,) bool each
+    found: {"familiar", "novel"}, the metrics of each test set."""
+    correct = {name: found[name]["correct"] for name in found}
     metrics = {name: found[name]["accuracy"] for name in found}
     metrics["drop"] = metrics["familiar"] - metrics["novel"]
-    for key in ("loss", "confusion", "toy_n", "toy_hits"):
-        for name in found:
+    for name in found:
+        for key in found[name].keys() - {"accuracy", "correct"}:
             metrics[f"{name}_{key}"] = found[name][key]
-    correct = {name: found[name]["correct"] for name in found}
     return metrics | {"sweep": accuracy_by_angle(data, correct, config), "correct": correct}
 
 
@@ -1425,8 +1427,6 @@ def class_capsule_inputs(config, width=0):
 def param_shapes(config, width=0):
     """Return {name: shape} of the parameters, in the order in which init_params draws them. width: see convolutions"""
     shapes, channels, J = {}, N_CHANNELS[config.data], N_CLASSES
-    if config.model == "nearest":
-        return {}
     convs = convolutions(config, width)
     for conv in convs:
         shapes[conv.name + "_w"] = (conv.K, conv.K, channels + 2 * conv.coordinates, conv.F)
@@ -1520,7 +1520,7 @@ def forward(params, images, config, statistics=None, dropout_mask=None):
 
     Return out and the cache. out is a dict of
       scores        (N, J), by which classes are predicted: of matrix capsules and CNNs logits, of vector capsules their
-                    lengths, of nearest minus the squared distances
+                    lengths
     of vector capsules, with I in the order (row, column, type):
       v             class capsules, (N, J, D)
       u             primary capsules, (N, I, E)
@@ -1531,8 +1531,6 @@ def forward(params, images, config, statistics=None, dropout_mask=None):
                     and sigma2, (N, J, D), with I in the order (type, row, column)
       primary_pose, primary_a   poses, (N, H, W, B, D), and activations, (N, H, W, B), of the primary capsules
       conv_mu, conv_a, conv2_mu, conv2_a   the same of the convolutional capsules; only of matrix-capsnet"""
-    if config.model == "nearest":
-        return {"scores": nearest_scores(params, images)}, None
     x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
     out, head_cache = HEADS[config.model][0](params, x, config, dropout_mask)
     return out, (convs_cache, head_cache)
@@ -1692,20 +1690,6 @@ HEADS = {**dict.fromkeys(MATRIX_MODELS, (matrix_head_forward, matrix_head_backwa
          **dict.fromkeys(VECTOR_MODELS, (capsnet_head_forward, capsnet_head_backward)),
          **dict.fromkeys(PAPER_CNNS, (cnn_head_forward, cnn_head_backward)),
          "cnn-gap": (gap_head_forward, gap_head_backward)}
-
-
-def nearest_images(data):
-    """Return what `nearest` has in place of weights: the training images, (n, pixels), and their labels, (n,)."""
-    batch = to_batch(data["train"], slice(None), np.float64)
-    return {"images": batch["images"].reshape(len(batch["labels"]), -1), "labels": batch["labels"]}
-
-
-def nearest_scores(params, images):
-    """Return the scores of `nearest`, (N, J): minus the squared Euclidean distance, in pixel space, to the nearest
-    training image of each class."""
-    x, train_images = images.reshape(len(images), -1), params["images"]
-    distance = np.vecdot(x, x)[:, None] - 2 * (x @ train_images.T) + np.vecdot(train_images, train_images)   # (N, n)
-    return np.stack([-distance[:, params["labels"] == j].min(1, initial=np.inf) for j in range(N_CLASSES)], 1)
 
 
 # -------------------------------------------------------------- optimizer
@@ -3254,8 +3238,7 @@ def test_saved(args):
         raise InputError("--init is for a training, and --load only tests. Leave one out")
     trained, state = load(args.load)
     config = tested_config(args, trained)
-    needs_training_images = config.recompute_statistics or config.model == "nearest"
-    data = load_data(config, without=() if needs_training_images else ("train",))
+    data = load_data(config, without=() if config.recompute_statistics else ("train",))
     config = fit_to_data(config, data)
     check_classes(args.load, state, config, data)
     if args.outdir is None:

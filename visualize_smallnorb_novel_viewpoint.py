@@ -230,8 +230,7 @@ def draw_elevation_strip(run):
     for k in range(N_CLASSES):
         samples = views_of(run.config, k, np.full(len(elevations), azimuth), elevations)
         images = preprocess(samples, np.arange(len(elevations)), run.config)
-        weights = norb.nearest_images(run.data) if run.config.model == "nearest" else run.params
-        predicted = norb.forward(weights, images, run.config)[0]["scores"].argmax(1)
+        predicted = norb.forward(run.params, images, run.config)[0]["scores"].argmax(1)
         for ax, image, elevation, label in zip(axes[k], images, samples["elevations"], predicted):
             wrong = f", {names[label]}" if label != k else ""
             show_image(ax, image, f"{elevation:.0f}°{wrong}", ORANGE if wrong else BLUE)

@@ -1,5 +1,5 @@
 """The networks: against literal ones, image by image; losses by hand; every gradient; receptive fields,
-sizes; the nearest training image, evaluation."""
+sizes; evaluation."""
 import dataclasses
 import itertools
 import json
@@ -301,22 +301,3 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
     assert found["sweep"]["angles"] == [10, 20, 90.5][first:] and found["sweep"]["accuracy"] == [0.5, 1.0, 0.0][first:]
     assert (found["familiar"], found["novel"], found["drop"]) == (1, 0.25, 0.75)
     assert found["correct"]["familiar"].tolist() == said[4]
-
-
-def test_nearest_by_loops(rng):
-    """Of a few images; at equal distances the first class is predicted, and a class that was never shown never is"""
-    known, labels = rng.integers(0, 3, (6, 32, 32, 1)).astype(float), np.array([4, 1, 0, 2, 1, 4])
-    known[3] = known[0]
-    images = np.concatenate([known[:2], rng.integers(0, 3, (3, 32, 32, 1)).astype(float)])
-    table = np.full((5, 5), math.inf)
-    for (n, image), (known_image, label) in itertools.product(enumerate(images), zip(known, labels)):
-        table[n, label] = min(table[n, label], ((image - known_image) ** 2).sum())
-    config, data = tiny("nearest"), {"train": {"images": known, "labels": labels}}
-    scores = sn.forward(sn.nearest_images(data), images, config)[0]["scores"]
-    np.testing.assert_allclose(scores, -table, rtol=1e-9)
-    assert scores.argmax(1)[:2].tolist() == [2, 1] and np.all(scores[:, 3] == -np.inf)
-    data = few(config)
-    state = sn.train(config, data)
-    with sn.worker_threads(config) as workers:
-        found = sn.result_of(config, state, data, sn.evaluate_test(sn.weights_of(state), data, config, workers))
-    assert found["n_params"] == 0 and found["ms_per_step"] == 0 and 0.2 < found["familiar"] <= 1

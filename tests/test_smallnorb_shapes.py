@@ -150,8 +150,3 @@ def test_default_data(data):
 def test_a_network_of_other_images_is_not_tested_on_shapes(call):
     assert_refused(call(sn, sn.main, "--load", sn.PRETRAINED[1], "--data", "shapes"), "has other layers or classes")
     assert_refused(call(sn, sn.main, "--load", "--data", "smallnorb", "--norb-dir", "nowhere"), "nowhere")
-
-
-def test_what_is_not_trained_is_a_run_too(call):
-    code, out, err = call(sn, sn.main, *"--model nearest --data shapes --n-elev 1 --outdir run".split())
-    assert (code, err) == (0, "") and "saved: run (weights.npz" in out and sn.load("run")[0].model == "nearest"
