@@ -98,11 +98,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 EXPERIMENT = "smallnorb_novel_viewpoint"
 PRETRAINED = tuple(Path(__file__).resolve().with_name("weights") / f"smallnorb_{model}.npz"
                    for model in ("matrix-capsnet", "cnn", "cnn-bn"))
-# Axis legend, in the shape comments at line ends:
-#   N batch   H W height, width   C channels in   F channels out   K kernel side   B types of child capsules
-#   P = 4 side of a pose matrix   D elements of a capsule: P*P of a pose, or 16 of a vector class capsule
-#   E elements of a primary capsule that is a vector (8)
-#   I children of a parent (input capsules)   J types of parents (output capsules)
+# Letters of the axes, in docstrings and in comments at line ends:
+#   N images   C channels in   F channels out   K kernel side
+#   H W height and width of images and of channels; grids of capsules have rows and columns, since
+#       there W are the transformation matrices, as in both papers
+#   P = 4 side of a pose matrix   D = 16 elements of a capsule: of a pose matrix, or of a vector
+#   E = 8 elements of a primary capsule that is a vector
+#   B types of child capsules   I children of a parent (input capsules)
+#   J types of parent capsules, or classes (output capsules)
 #   L parent positions in a batch: N * rows * columns for convolutional capsules, N for class capsules
 #   G groups of children that share transformation matrices   T terms of dV (see votes_gradient)
 
@@ -734,45 +737,52 @@ def standardize(images, contrast=1.0, brightness=0.0, dtype=np.float32):
 
 
 # -------------------------------------------------------------- the paper: poses, votes, EM routing
-# V, R, r, the logits and their gradients have the axes (L, J, I, ...): parent position, parent type, child. A forward
-# function returns its output and a cache; the backward function the gradients of the forward function's arguments.
+# V, R, r, the logits and their gradients have the axes (L, J, I, ...): parent position, parent
+# type, child. In the first iteration R is the same for all parent types; R, r and dr then are
+# (L, 1, I). A forward function returns its output and a cache; the backward function the gradients
+# of the forward function's arguments.
 
-P, D = 4, 16                       # rows of a pose matrix, and its elements
-SIGMA2_EPS = 5e-4                  # variance floor, as in the official code: one child alone has no variance
-MASS_EPS = 1e-7                    # added to the mass: a parent without active children would divide by zero
-LAMBDA = 1 / 16                    # inverse temperature lambda of the activations, the same in all iterations
+P = 4                              # rows and columns of a pose matrix
+D = P * P                          # elements of a capsule: of a pose matrix, or of a vector
+SIGMA2_EPS = 5e-4                  # variance floor, as in the official code: one child has none
+MASS_EPS = 1e-7                    # added to the mass, which is 0 if all children are inactive
+LAMBDA = 1 / 16                    # inverse temperature of the activations in all iterations
 
 
-class Window(collections.namedtuple("Window", "N H W B stride K", defaults=(3,))):
-    """The 3x3 (K x K) receptive fields of convolutional capsules, at a stride. The children are N images with H x W
-    positions and B types of capsules."""
+class Window(collections.namedtuple("Window", "N rows columns B stride K", defaults=(3,))):
+    """The 3x3 (K x K) receptive fields of convolutional capsules, at a stride. The children are N
+    images with B types of capsules at rows x columns positions."""
+
     @property
     def parents(self):
         """The numbers of rows and columns of the parents."""
-        return (self.H - self.K) // self.stride + 1, (self.W - self.K) // self.stride + 1
+        return (self.rows - self.K) // self.stride + 1, (self.columns - self.K) // self.stride + 1
 
     def select(self, x, ky, kx, axis):
-        """Return a view of x with the entries at kernel position (ky, kx) of all receptive fields. axis: the axis of
-        x's rows; the next one has its columns."""
-        Ho, Wo = self.parents
-        rows, columns = slice(ky, ky + self.stride * Ho, self.stride), slice(kx, kx + self.stride * Wo, self.stride)
+        """Return a view of x with the entries at kernel position (ky, kx) of all receptive fields.
+        axis: the axis of x's rows; the next one has its columns."""
+        n_rows, n_columns = self.parents
+        rows = slice(ky, ky + self.stride * n_rows, self.stride)
+        columns = slice(kx, kx + self.stride * n_columns, self.stride)
         return x[(*[slice(None)] * axis, rows, columns)]
 
 
 def im2col_capsules(x, window):
-    """Return the children in every receptive field, (K*K*B, N*Ho*Wo, C), children first. x: (N, H, W, B, C), the C = D
-    elements of their poses, or their activations, C = 1."""
+    """Return the children in every receptive field, (K*K*B, L, C), children first.
+
+    x: (N, rows, columns, B, C), the C = D elements of their poses, or their activations, C = 1."""
     K, stride = window.K, window.stride
-    view = sliding_window_view(x, (K, K), axis=(1, 2))[:, ::stride, ::stride]           # (N, Ho, Wo, B, C, K, K)
-    return np.ascontiguousarray(view.transpose(5, 6, 3, 0, 1, 2, 4)).reshape(K * K * window.B, -1, x.shape[-1])
+    view = sliding_window_view(x, (K, K), axis=(1, 2))[:, ::stride, ::stride]
+    # view: (N, parent rows, parent columns, B, C, K, K)
+    cols = np.ascontiguousarray(view.transpose(5, 6, 3, 0, 1, 2, 4))
+    return cols.reshape(K * K * window.B, -1, x.shape[-1])
 
 
 def col2im_capsules(dcols, window):
-    """Return dx, (N, H, W, B, C), the adjoint of im2col_capsules: the sum over all copies of a child.
-
-    dcols: gradient with respect to im2col_capsules' result, (K*K*B, N*Ho*Wo, C)."""
+    """Return dx, (N, rows, columns, B, C), the adjoint of im2col_capsules: the sum over all copies
+    of a child. dcols: gradient with respect to im2col_capsules' result, (K*K*B, L, C)."""
     w, K, C = window, window.K, dcols.shape[-1]
-    dx = np.zeros((w.B, w.N, w.H, w.W, C), dcols.dtype)
+    dx = np.zeros((w.B, w.N, w.rows, w.columns, C), dcols.dtype)
     dcols = dcols.reshape(K, K, w.B, w.N, *w.parents, C)
     for ky, kx in np.ndindex(K, K):
         target = w.select(dx, ky, kx, axis=2)
@@ -783,10 +793,10 @@ def col2im_capsules(dcols, window):
 def pose_blocks(W):
     """Return transformation matrices W, (G, J, P, P), as block-diagonal matrices, (G, D, J*D).
 
-    A block repeats W_ij for each row of a pose, so that the votes V_ij = M_i W_ij of all rows and all parents j are
-    one matrix product."""
+    A block repeats W_ij for each row of a pose, so that the votes V_ij = M_i W_ij of all rows and
+    all parents j are one matrix product."""
     G, J = W.shape[:2]
-    blocks = np.zeros((G, P, P, J, P, P), W.dtype)                                      # (G, row, q, J, row, column)
+    blocks = np.zeros((G, P, P, J, P, P), W.dtype)          # (G, row, q, J, row, column)
     for row in range(P):
         blocks[:, row, :, :, row] = W.transpose(0, 2, 1, 3)
     return blocks.reshape(G, D, J * D)
@@ -795,12 +805,15 @@ def pose_blocks(W):
 def pose_votes_forward(M, W):
     """Compute the votes V_ij = M_i W_ij of pose matrices (Hinton et al. 2018).
 
-    M: poses, (G, L, D), each with its P rows concatenated, of L positions that share matrices; W: transformation
-    matrices, (G, J, P, P). Return V, (G, L, J, D), in memory as (L, G, J, D), and a cache. The votes are computed as
-    (L, D) @ (D, J*D) with the block-diagonal matrices of pose_blocks: four times as many multiplications as many 4x4
-    products, but faster as a few large matrix products."""
-    (G, L, _), J = M.shape, W.shape[1]
-    blocks, V = pose_blocks(W), np.empty((L, G, J * D), M.dtype).transpose(1, 0, 2)
+    M: poses, (G, L, D), each with its P rows concatenated, of L positions that share matrices; W:
+    transformation matrices, (G, J, P, P). Return V, (G, L, J, D), in memory as (L, G, J, D), and a
+    cache. The votes are computed as (L, D) @ (D, J*D) with the block-diagonal matrices of
+    pose_blocks: four times as many multiplications as many 4x4 products, but faster as a few large
+    matrix products."""
+    G, L, _ = M.shape
+    J = W.shape[1]
+    blocks = pose_blocks(W)
+    V = np.empty((L, G, J * D), M.dtype).transpose(1, 0, 2)
     np.matmul(M, blocks, out=V)
     return V.reshape(G, L, J, D), (M, blocks)
 
@@ -811,22 +824,24 @@ def pose_votes_backward(dV, cache):
     G, L, J, _ = dV.shape
     dV = dV.reshape(G, L, J * D)
     dM = np.matmul(dV, blocks.transpose(0, 2, 1))
-    dblocks = np.matmul(M.transpose(0, 2, 1), dV).reshape(G, P, P, J, P, P)
-    dW = sum(dblocks[:, row, :, :, row] for row in range(P)).transpose(0, 2, 1, 3)      # (G, J, q, column)
-    return dM, dW
+    dblocks = np.matmul(M.transpose(0, 2, 1), dV)           # (G, D, J*D)
+    dblocks = dblocks.reshape(G, P, P, J, P, P)             # (G, row, q, J, row, column)
+    dW = sum(dblocks[:, row, :, :, row] for row in range(P))
+    return dM, dW.transpose(0, 2, 1, 3)                     # (G, J, q, column)
 
 
 def combine_over_positions(x, window, combine):
     """Combine the values of each child over all receptive fields that contain it.
 
-    x: (L, I), one value per parent position and child; combine: np.add or np.maximum. Return an array (L, I) in which
-    all entries of the same child hold its combined value. window: the layer's Window, or None for class capsules,
-    which have one position: x is returned."""
+    x: (L, I), one value per parent position and child; combine: np.add or np.maximum. Return an
+    array (L, I) in which all entries of the same child hold its combined value. window: the layer's
+    Window, or None for class capsules, which have one position: x is returned."""
     if window is None:
         return x
     w, K = window, window.K
     x = x.reshape(w.N, *w.parents, K, K, w.B)
-    children = np.full((w.N, w.H, w.W, w.B), 0 if combine is np.add else -np.inf, x.dtype)
+    start = 0 if combine is np.add else -np.inf
+    children = np.full((w.N, w.rows, w.columns, w.B), start, x.dtype)
     for ky, kx in np.ndindex(K, K):
         target = w.select(children, ky, kx, axis=1)
         combine(target, x[:, :, :, ky, kx], out=target)
@@ -838,10 +853,10 @@ def responsibilities_forward(logits, window):
 
         R_ij = a_j p_j(V_ij) / sum_k a_k p_k(V_ik) = exp(logits_ij) / sum_k exp(logits_ik)
 
-    The sum runs over all parents k of child i: all parent types at all positions whose receptive fields contain i, as
-    in the paper. logits: log(a_j p_j(V_ij)) from e_step_forward, (L, J, I); window: see combine_over_positions.
-    Return R, (L, J, I), and a cache. The maximum over the parents is subtracted before the exponential, to prevent
-    overflow."""
+    The sum runs over all parents k of child i: all parent types at all positions whose receptive
+    fields contain i, as in the paper. logits: log(a_j p_j(V_ij)) from e_step_forward, (L, J, I);
+    window: see combine_over_positions. Return R, (L, J, I), and a cache. The maximum over the
+    parents is subtracted before the exponential, to prevent overflow."""
     R = logits - combine_over_positions(logits.max(1), window, np.maximum)[:, None]
     np.exp(R, out=R)
     R /= combine_over_positions(R.sum(1), window, np.add)[:, None]
@@ -856,44 +871,61 @@ def responsibilities_backward(dR, cache):
     return dlogits
 
 
-BLOCK = 1 << 18                    # numbers of V that are read at once, 1 MB: with their squares they fit the cache
+BLOCK = 1 << 18                    # numbers of V read at once: 1 MB, which fits the cache
 
 
-def vote_blocks(V, n):
-    """Yield V, (L, J, I, D), in blocks of parent positions: their slice and their votes, (positions, J, I, D) or, for
-    n = 1, with all parent types side by side, (positions, 1, I, J*D). n: J, or 1 if the votes for all parent types have
-    the same coefficients.
+def blocks_of_positions(V):
+    """Return the slices of parent positions in which V, (L, J, I, D), is read, block by block.
 
-    A training step of the paper's network takes 0.6 of the time that it took with all votes and squares at once."""
+    A training step of the paper's network takes 0.6 of the time that it took with all votes and
+    squares at once."""
     L, J, I, _ = V.shape
     size = max(1, BLOCK // (J * I * D))
-    for start in range(0, L, size):
-        v = V[start:start + size]
-        v = v if n > 1 else v.transpose(0, 2, 1, 3).reshape(len(v), 1, I, J * D)
-        yield slice(start, start + size), v
+    return [slice(start, start + size) for start in range(0, L, size)]
+
+
+def side_by_side(V):
+    """Return V, (L, J, I, D), with the votes for all parent types side by side, (L, 1, I, J*D): as
+    votes for one parent type. So what has the same coefficients for all types is one product."""
+    L, J, I, _ = V.shape
+    return V.transpose(0, 2, 1, 3).reshape(L, 1, I, J * D)
 
 
 def sum_over_children(r, V):
-    """Return sum_i r_ij V_ij and sum_i r_ij V_ij^2, (2, L, J, D); r: (L, J, I), or (L, 1, I) for all parent types."""
-    sums = np.empty((2, *V.shape[:2], D), V.dtype)
-    for part, v in vote_blocks(V, r.shape[1]):
-        for total, power in zip(sums, (v, v * v)):
-            total[part] = np.matmul(r[part, :, None], power).reshape(total[part].shape)
+    """Return sum_i r_ij V_ij and sum_i r_ij V_ij^2, (2, L, J, D).
+
+    r: (L, J, I) or, if it is the same for all parent types, (L, 1, I)."""
+    L, J = V.shape[:2]
+    is_shared = r.shape[1] == 1
+    sums = np.empty((2, L, J, D), V.dtype)
+    for part in blocks_of_positions(V):
+        v = side_by_side(V[part]) if is_shared else V[part]
+        coefficients = r[part, :, None]                     # (positions, J or 1, 1, I)
+        sums[0, part] = np.matmul(coefficients, v).reshape(-1, J, D)
+        sums[1, part] = np.matmul(coefficients, v * v).reshape(-1, J, D)
     return sums
 
 
-def sum_over_elements(V, linear, quadratic, n):
-    """Return linear_j . V_ij + quadratic_j . V_ij^2, (L, J, I), or, for n = 1, its sum over j, (L, 1, I).
-    linear, quadratic: (L, J, D). n: see vote_blocks."""
-    sums = np.empty((len(V), n, V.shape[2]), V.dtype)
-    for part, v in vote_blocks(V, n):
-        a, b = (factor[part].reshape(len(v), n, -1, 1) for factor in (linear, quadratic))
-        sums[part] = (np.matmul(v, a) + np.matmul(v * v, b))[..., 0]
+def sum_over_elements(V, linear, quadratic, is_shared=False):
+    """Return linear_j . V_ij + quadratic_j . V_ij^2, (L, J, I).
+
+    linear, quadratic: (L, J, D). is_shared: return the sum over the parent types j, (L, 1, I),
+    which is the gradient with respect to what all types share."""
+    L, J, I, _ = V.shape
+    if is_shared:
+        linear = linear.reshape(L, 1, J * D)
+        quadratic = quadratic.reshape(L, 1, J * D)
+    sums = np.empty((L, 1 if is_shared else J, I), V.dtype)
+    for part in blocks_of_positions(V):
+        v = side_by_side(V[part]) if is_shared else V[part]
+        sums[part] = (np.matmul(v, linear[part, ..., None])
+                      + np.matmul(v * v, quadratic[part, ..., None]))[..., 0]
     return sums
 
 
 def m_step_forward(V, r, beta_u, beta_a, lambda_, ratio):
-    """Compute the parents' Gaussians and activations: the M-step of EM routing (Hinton et al. 2018, Procedure 1).
+    """Compute the parents' Gaussians and activations: the M-step of EM routing (Hinton et al. 2018,
+    Procedure 1).
 
         mu_jh     = sum_i r_ij V_ijh / sum_i r_ij
         sigma2_jh = sum_i r_ij (V_ijh - mu_jh)^2 / sum_i r_ij + SIGMA2_EPS
@@ -901,77 +933,92 @@ def m_step_forward(V, r, beta_u, beta_a, lambda_, ratio):
         cost_j    = sum_h (beta_u_j + log sigma_jh) mass_j
         a_j       = logistic(x_j), x_j = beta_a_j - lambda cost_j
 
-    r_ij = R_ij a_i is the assignment probability times the child's activation (the first line of the paper's M-step);
-    h runs over the D pose elements.
+    r_ij = R_ij a_i is the assignment probability times the child's activation (the first line of
+    the paper's M-step); h runs over the D pose elements.
 
-    Differences from the paper: (1) In the paper the mass is sum_i r_ij. Here it is multiplied by ratio = parents /
-    children (Gritzman 2019), so that the cost does not grow with the size of the layer. (2) The variance has a floor,
-    SIGMA2_EPS, and sum_i r_ij has MASS_EPS added, so that it can be divided by. (3) The paper has
-    a_j = logistic(lambda (beta_a - cost_j)). For constant lambda this is the same function with beta_a scaled by
-    lambda; unscaled, Adam's steps, which are about lr in size, would hardly change it after multiplication by a small
-    lambda. (4) The variance is computed as the weighted mean of V^2 minus mu^2, clamped at 0. (5) Every parent type has
-    a beta_a of its own; in the paper all capsules share one.
+    Differences from the paper: (1) In the paper the mass is sum_i r_ij. Here it is multiplied by
+    ratio = parents / children (Gritzman 2019), so that the cost does not grow with the size of the
+    layer. (2) The variance has a floor, SIGMA2_EPS, and sum_i r_ij has MASS_EPS added, so that it
+    can be divided by. (3) The paper has a_j = logistic(lambda (beta_a - cost_j)). For constant
+    lambda this is the same function with beta_a scaled by lambda; unscaled, Adam's steps, which are
+    about lr in size, would hardly change it after multiplication by a small lambda. (4) The
+    variance is computed as the weighted mean of V^2 minus mu^2, clamped at 0. (5) Every parent type
+    has a beta_a of its own; in the paper all capsules share one.
 
-    V: votes, (L, J, I, D). r: (L, J, I), or (L, 1, I) if it is the same for all parent types, as in the first
-    iteration; then one matrix-vector product per position replaces J products. beta_u, beta_a: (J,). lambda_: inverse
+    V: votes, (L, J, I, D). r: (L, J, I) or, in the first iteration, (L, 1, I): then one
+    matrix-vector product per position replaces J products. beta_u, beta_a: (J,). lambda_: inverse
     temperature. Return (mu, sigma2, x), of shapes (L, J, D), (L, J, D) and (L, J), and a cache."""
-    total = r.sum(-1, keepdims=True) + MASS_EPS                                         # (L, J or 1, 1)
-    mu, mean_V2 = sum_over_children(r, V) / total                                       # (L, J, D)
+    total = r.sum(-1, keepdims=True) + MASS_EPS             # (L, J, 1), or (L, 1, 1) as r
+    mu, mean_V2 = sum_over_children(r, V) / total           # (L, J, D)
     variance = mean_V2 - mu * mu
     sigma2 = np.maximum(variance, 0) + SIGMA2_EPS
-    unit_cost = D * beta_u + 0.5 * np.log(sigma2).sum(-1)                               # (L, J)
-    mass = ratio * total[..., 0]
+    unit_cost = D * beta_u + 0.5 * np.log(sigma2).sum(-1)   # (L, J)
+    mass = ratio * total[..., 0]                            # (L, J), or (L, 1)
     x = beta_a - lambda_ * (unit_cost * mass)
-    cache = SimpleNamespace(V=V, r=r, total=total, mu=mu, mean_V2=mean_V2, variance=variance, sigma2=sigma2,
-                            unit_cost=unit_cost, mass=mass, lambda_=lambda_, ratio=ratio)
+    cache = SimpleNamespace(V=V, r=r, total=total, mu=mu, mean_V2=mean_V2, variance=variance,
+                            sigma2=sigma2, unit_cost=unit_cost, mass=mass, lambda_=lambda_,
+                            ratio=ratio)
     return (mu, sigma2, x), cache
 
 
 def m_step_backward(dmu, dsigma2, dx, cache):
     """Return a term of dV and the gradients dr, with r's shape, dbeta_u and dbeta_a, (J,).
 
-    dmu, dsigma2: (L, J, D); dx: (L, J). The term is a tuple for votes_gradient, (r, dsum_V, dsum_V2), which stands
-    for dV_ij = r_ij (dsum_V_j + 2 V_ij dsum_V2_j). dsum_V and dsum_V2, (L, J, D), are the gradients with respect to the
-    sums sum_i r_ij V_ij and sum_i r_ij V_ij^2."""
+    dmu, dsigma2: (L, J, D); dx: (L, J). The term is a tuple for votes_gradient, (r, dsum_V,
+    dsum_V2), which stands for dV_ij = r_ij (dsum_V_j + 2 V_ij dsum_V2_j). dsum_V and dsum_V2,
+    (L, J, D), are the gradients with respect to the sums sum_i r_ij V_ij and sum_i r_ij V_ij^2."""
     c, total, mu = cache, cache.total, cache.mu
-    dcost = -c.lambda_ * dx                                                     # cost = unit_cost * mass; (L, J)
+    is_shared = c.r.shape[1] == 1
+    dcost = -c.lambda_ * dx                                 # cost = unit_cost * mass; (L, J)
     dunit_cost = dcost * c.mass
-    dmean_V2 = (dsigma2 + 0.5 * dunit_cost[..., None] / c.sigma2) * (c.variance > 0)    # sigma2: variance clamped at 0
-    dsum_V, dsum_V2 = (dmu - 2 * mu * dmean_V2) / total, dmean_V2 / total               # variance = mean_V2 - mu^2
-    # total divides both sums, and mass = ratio * total; it is a sum over i, so that dtotal goes to every dr_ij
-    dtotal = c.ratio * dcost * c.unit_cost - (dsum_V * mu + dsum_V2 * c.mean_V2).sum(-1)
-    dr = sum_over_elements(c.V, dsum_V, dsum_V2, total.shape[1])                        # (L, J, I), or (L, 1, I)
-    dr += dtotal.reshape(*dr.shape[:2], -1).sum(-1, keepdims=True)
+    dmean_V2 = dsigma2 + 0.5 * dunit_cost[..., None] / c.sigma2
+    dmean_V2 = dmean_V2 * (c.variance > 0)                  # sigma2: variance clamped at 0
+    dsum_V = (dmu - 2 * mu * dmean_V2) / total              # variance = mean_V2 - mu^2
+    dsum_V2 = dmean_V2 / total
+    # total divides both sums, and mass = ratio * total. It is a sum over i, so that dtotal goes to
+    # every dr_ij
+    dtotal = c.ratio * dcost * c.unit_cost - (dsum_V * mu + dsum_V2 * c.mean_V2).sum(-1)    # (L, J)
+    if is_shared:
+        dtotal = dtotal.sum(1, keepdims=True)
+    dr = sum_over_elements(c.V, dsum_V, dsum_V2, is_shared)
+    dr += dtotal[..., None]
     return (c.r, dsum_V, dsum_V2), dr, D * dunit_cost.sum(0), dx.sum(0)
 
 
 def e_step_forward(V, mu, sigma2, x):
-    """Compute the logits of the E-step of EM routing (Hinton et al. 2018, Procedure 1), in log space.
+    """Compute the logits of the E-step of EM routing (Hinton et al. 2018, Procedure 1), in log
+    space.
 
-        logits_ij = log(a_j p_j(V_ij)) = log a_j + sum_h (-(V_ijh - mu_jh)^2 / (2 sigma2_jh) - log(sigma2_jh) / 2)
+        logits_ij = log(a_j p_j(V_ij))
+                  = log a_j + sum_h (-(V_ijh - mu_jh)^2 / (2 sigma2_jh) - log(sigma2_jh) / 2)
 
-    p_j is the density of the parent's Gaussian. The paper's factor 1 / sqrt(2 pi) is left out, because it cancels
-    when responsibilities_forward normalizes the logits to R_ij. Expanding the square gives linear_j . V_ij +
-    quadratic_j . V_ij^2 + offset_j, which are two matrix-vector products per parent.
+    p_j is the density of the parent's Gaussian. The paper's factor 1 / sqrt(2 pi) is left out,
+    because it cancels when responsibilities_forward normalizes the logits to R_ij. Expanding the
+    square gives linear_j . V_ij + quadratic_j . V_ij^2 + offset_j, which are two matrix-vector
+    products per parent.
 
-    V: votes, (L, J, I, D); mu, sigma2: (L, J, D); x: logits of the activations a_j, (L, J). Return the logits,
-    (L, J, I), and a cache."""
+    V: votes, (L, J, I, D); mu, sigma2: (L, J, D); x: logits of the activations a_j, (L, J). Return
+    the logits, (L, J, I), and a cache."""
     precision = 1 / sigma2
-    linear, quadratic = mu * precision, -0.5 * precision                                # (L, J, D)
-    offset = -0.5 * (mu * linear + np.log(sigma2)).sum(-1) - np.logaddexp(0, -x)        # (L, J)
-    logits = sum_over_elements(V, linear, quadratic, V.shape[1]) + offset[..., None]
-    return logits, SimpleNamespace(V=V, mu=mu, precision=precision, x=x, linear=linear, quadratic=quadratic)
+    linear = mu * precision                                 # (L, J, D)
+    quadratic = -0.5 * precision
+    offset = -0.5 * (mu * linear + np.log(sigma2)).sum(-1)  # (L, J)
+    offset -= np.logaddexp(0, -x)                           # log a_j
+    logits = sum_over_elements(V, linear, quadratic) + offset[..., None]
+    cache = SimpleNamespace(V=V, mu=mu, precision=precision, x=x, linear=linear,
+                            quadratic=quadratic)
+    return logits, cache
 
 
 def e_step_backward(dlogits, cache):
     """Return a term of dV and the gradients dmu, dsigma2, (L, J, D), and dx, (L, J).
 
-    dlogits: (L, J, I). The term is a tuple for votes_gradient, (dlogits, linear, quadratic), which stands for
-    dV_ij = dlogits_ij (linear_j + 2 V_ij quadratic_j)."""
+    dlogits: (L, J, I). The term is a tuple for votes_gradient, (dlogits, linear, quadratic), which
+    stands for dV_ij = dlogits_ij (linear_j + 2 V_ij quadratic_j)."""
     c, precision = cache, cache.precision
-    doffset = dlogits.sum(-1)                                                           # (L, J)
-    dlinear, dquadratic = sum_over_children(dlogits, c.V)                               # (L, J, D)
-    along = doffset[..., None] * c.mu      # offset has -mu linear / 2: -along / 2 is its share of dlinear, (L, J, D)
+    doffset = dlogits.sum(-1)                               # (L, J)
+    dlinear, dquadratic = sum_over_children(dlogits, c.V)   # (L, J, D)
+    along = doffset[..., None] * c.mu       # offset has -mu linear / 2, so dlinear gets -along / 2
     dmu = (dlinear - along) * precision
     dprecision = dlinear * c.mu - 0.5 * (dquadratic + along * c.mu)
     dsigma2 = -precision * (dprecision * precision + 0.5 * doffset[..., None])
@@ -981,47 +1028,63 @@ def e_step_backward(dlogits, cache):
 def em_routing_forward(V, a, beta_u, beta_a, n_iters, lambda_=LAMBDA, window=None):
     """Compute the parent capsules by EM routing (Hinton et al. 2018, Procedure 1).
 
-    The assignment probabilities R_ij start uniform over the parents whose receptive fields contain child i, of all
-    types and positions. Each of the n_iters iterations is an M-step with r_ij = R_ij a_i. Between two M-steps, an
-    E-step computes new R_ij. With n_iters = 1 there is no E-step, and R_ij stays uniform.
+    The assignment probabilities R_ij start uniform over the parents whose receptive fields contain
+    child i, of all types and positions. Each of the n_iters iterations is an M-step with
+    r_ij = R_ij a_i. Between two M-steps, an E-step computes new R_ij. With n_iters = 1 there is no
+    E-step, and R_ij stays uniform.
 
-    Differences from the paper: lambda_ is the same in all iterations, while the paper increases it by a schedule; R_ij
-    starts at one over the number of child i's parents, in the paper at one over the size of the parents' layer; see
-    also m_step_forward. As in the paper, children compete over all parents at all positions.
+    Differences from the paper: lambda_ is the same in all iterations, while the paper increases it
+    by a schedule; R_ij starts at one over the number of child i's parents, in the paper at one over
+    the size of the parents' layer; see also m_step_forward. As in the paper, children compete over
+    all parents at all positions.
 
-    V: votes, (L, J, I, D); a: activations of the children, (L, I); beta_u, beta_a: (J,); window: the receptive fields
-    of convolutional capsules, or None for class capsules, where every parent receives votes from all children.
+    The ratio of the mass, parents / children, counts all capsules of both layers, also children
+    that no receptive field contains: at stride 2 the last row and column of a grid of even side, 27
+    of the 196 positions below ConvCaps1.
+
+    V: votes, (L, J, I, D); a: activations of the children, (L, I); beta_u, beta_a: (J,); window:
+    the receptive fields of convolutional capsules, or None for class capsules, where every parent
+    receives votes from all children.
 
     Return (mu, x), the parents' poses, (L, J, D), and the logits of their activations, (L, J), with
-    a_j = logistic(x_j); and a cache, whose `steps` hold R, (L, J, I) or at first (L, 1, I), mu, sigma2 and x of every
-    iteration."""
+    a_j = logistic(x_j); and a cache, whose `steps` hold R, (L, 1, I) first, then (L, J, I), mu,
+    sigma2 and x of every iteration."""
     L, J, I, _ = V.shape
-    ratio = J / I if window is None else math.prod(window.parents) * J / (window.H * window.W * window.B)
-    R = (1 / (J * combine_over_positions(np.ones((L, I), V.dtype), window, np.add)))[:, None]      # (L, 1, I)
+    if window is None:
+        ratio = J / I
+    else:
+        ratio = math.prod(window.parents) * J / (window.rows * window.columns * window.B)
+    ones = np.ones((L, I), V.dtype)
+    n_parents = J * combine_over_positions(ones, window, np.add)
+    R = (1 / n_parents)[:, None]                            # (L, 1, I)
     mu = sigma2 = x = e_cache = R_cache = None
     steps = []
     for t in range(n_iters):
         if t > 0:
             logits, e_cache = e_step_forward(V, mu, sigma2, x)
             R, R_cache = responsibilities_forward(logits, window)
-        (mu, sigma2, x), m_cache = m_step_forward(V, R * a[:, None], beta_u, beta_a, lambda_, ratio)
-        steps.append(SimpleNamespace(R=R, mu=mu, sigma2=sigma2, x=x, e_cache=e_cache, R_cache=R_cache, m_cache=m_cache))
+        r = R * a[:, None]
+        (mu, sigma2, x), m_cache = m_step_forward(V, r, beta_u, beta_a, lambda_, ratio)
+        steps.append(SimpleNamespace(R=R, mu=mu, sigma2=sigma2, x=x,
+                                     e_cache=e_cache, R_cache=R_cache, m_cache=m_cache))
     return (mu, x), SimpleNamespace(V=V, a=a, steps=steps)
 
 
 def em_routing_backward(dmu, dx, cache):
     """Return the gradients dV, (L, J, I, D), da, (L, I), dbeta_u and dbeta_a, (J,).
 
-    dmu: (L, J, D); dx: (L, J). They are propagated through all iterations, without a stop-gradient, as in the paper."""
+    dmu: (L, J, D); dx: (L, J). They are propagated through all iterations, without a stop-gradient,
+    as in the paper."""
     terms, dsigma2, da, dbeta_u, dbeta_a = [], 0, 0, 0, 0
     for step in reversed(cache.steps):
         term, dr, dbeta_u_t, dbeta_a_t = m_step_backward(dmu, dsigma2, dx, step.m_cache)
         terms.append(term)
         da = da + np.einsum("lji,lji->li", dr, step.R)
-        dbeta_u, dbeta_a = dbeta_u + dbeta_u_t, dbeta_a + dbeta_a_t
-        if step.e_cache is None:                                                        # R is uniform, a constant
+        dbeta_u = dbeta_u + dbeta_u_t
+        dbeta_a = dbeta_a + dbeta_a_t
+        if step.e_cache is None:                            # R is uniform, a constant
             break
-        dr *= cache.a[:, None]
+        dr *= cache.a[:, None]                              # dr becomes dR
         dlogits = responsibilities_backward(dr, step.R_cache)
         term, dmu, dsigma2, dx = e_step_backward(dlogits, step.e_cache)
         terms.append(term)
@@ -1031,32 +1094,38 @@ def em_routing_backward(dmu, dx, cache):
 def votes_gradient(terms, V):
     """Return dV, (L, J, I, D), as the sum of the terms of all M-steps and E-steps.
 
-    A term is (coefficient, linear, quadratic), of shapes (L, J or 1, I), (L, J, D) and (L, J, D), and stands for
-    dV_ij = coefficient_ij (linear_j + 2 V_ij quadratic_j). All T terms together take two products (I, T) @ (T, D) per
-    parent."""
+    A term is (coefficient, linear, quadratic), of shapes (L, J, I), or (L, 1, I) of the first
+    iteration, (L, J, D) and (L, J, D), and stands for dV_ij = coefficient_ij (linear_j + 2 V_ij
+    quadratic_j). All T terms together take two products (I, T) @ (T, D) per parent."""
     L, J, I, _ = V.shape
-    coefficients = np.stack([np.broadcast_to(coefficient, (L, J, I)) for coefficient, *_ in terms], 2)
-    linear, quadratic = (np.stack([term[k] for term in terms], 2) for k in (1, 2))      # (L, J, T, D)
+    coefficients = [np.broadcast_to(coefficient, (L, J, I)) for coefficient, _, _ in terms]
+    coefficients = np.stack(coefficients, 2)                # (L, J, T, I)
+    linear = np.stack([linear for _, linear, _ in terms], 2)                # (L, J, T, D)
+    quadratic = np.stack([quadratic for _, _, quadratic in terms], 2)
     dV = np.empty_like(V)
-    for part, v in vote_blocks(V, J):
-        rows, dv = coefficients[part].transpose(0, 1, 3, 2), dV[part]                   # rows: (positions, J, I, T)
+    for part in blocks_of_positions(V):
+        rows = coefficients[part].transpose(0, 1, 3, 2)     # (positions, J, I, T)
+        dv = dV[part]                                       # a view
         np.matmul(rows, 2 * quadratic[part], out=dv)
-        dv *= v
+        dv *= V[part]
         dv += np.matmul(rows, linear[part], out=np.empty_like(dv))
     return dV
 
 
 def primary_caps_forward(x):
-    """Split the channels of x, (N, H, W, B*(D+1)), into poses, (N, H, W, B, D), and activations, (N, H, W, B), with a
-    logistic on the activations. Return both and a cache."""
-    N, H, W, F = x.shape
+    """Split the channels of x, (N, rows, columns, B*(D+1)), into poses, (N, rows, columns, B, D),
+    and activations, (N, rows, columns, B), with a logistic on the activations. Return both and a
+    cache."""
+    N, rows, columns, F = x.shape
     B = F // (D + 1)
+    pose = x[..., :B * D].reshape(N, rows, columns, B, D)
     activation = sigmoid(x[..., B * D:])
-    return (x[..., :B * D].reshape(N, H, W, B, D), activation), activation
+    return (pose, activation), activation
 
 
 def primary_caps_backward(dpose, dactivation, activation):
-    """Return dx, (N, H, W, B*(D+1)), from dpose, (N, H, W, B, D), and dactivation, (N, H, W, B)."""
+    """Return dx, (N, rows, columns, B*(D+1)), from dpose, (N, rows, columns, B, D), and
+    dactivation, (N, rows, columns, B)."""
     dlogits = dactivation * activation * (1 - activation)
     return np.concatenate([dpose.reshape(*dlogits.shape[:3], -1), dlogits], -1)
 
@@ -1064,43 +1133,56 @@ def primary_caps_backward(dpose, dactivation, activation):
 def conv_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, stride):
     """Compute convolutional capsules: 3x3 receptive fields at a stride, votes, EM routing.
 
-    pose: (N, H, W, B, D); activation: (N, H, W, B); W: transformation matrices, (9*B, J, P, P), shared across
-    positions; beta_u, beta_a: (J,). Return (mu, a), of shapes (N, Ho, Wo, J, D) and (N, Ho, Wo, J), and a cache."""
+    pose: (N, rows, columns, B, D); activation: (N, rows, columns, B); W: transformation matrices,
+    (9*B, J, P, P), shared across positions; beta_u, beta_a: (J,). Return (mu, a), (N, parent rows,
+    parent columns, J, D) and the same without D, and a cache."""
     J, window = W.shape[1], Window(*pose.shape[:4], stride)
-    child_a = im2col_capsules(activation[..., None], window)[..., 0].T.copy()           # (N*Ho*Wo, 9*B)
-    V, votes_cache = pose_votes_forward(im2col_capsules(pose, window), W)               # (9*B, N*Ho*Wo, J, D)
-    (mu, x), em_cache = em_routing_forward(V.transpose(1, 2, 0, 3), child_a, beta_u, beta_a, n_iters, window=window)
-    a, shape = sigmoid(x), (len(pose), *window.parents, J)
+    child_a = im2col_capsules(activation[..., None], window)[..., 0].T.copy()   # (L, 9*B)
+    V, votes_cache = pose_votes_forward(im2col_capsules(pose, window), W)   # (9*B, L, J, D)
+    V = V.transpose(1, 2, 0, 3)                                             # (L, J, 9*B, D)
+    (mu, x), em_cache = em_routing_forward(V, child_a, beta_u, beta_a, n_iters, window=window)
+    a = sigmoid(x)
+    shape = (len(pose), *window.parents, J)
     return (mu.reshape(*shape, D), a.reshape(shape)), (window, votes_cache, em_cache, a)
 
 
 def conv_caps_backward(dmu, da, cache):
     """Return the gradients dpose, dactivation, dW, dbeta_u and dbeta_a, with the inputs' shapes.
 
-    dmu: (N, Ho, Wo, J, D); da: (N, Ho, Wo, J)."""
+    dmu: (N, parent rows, parent columns, J, D); da: the same without D."""
     window, votes_cache, em_cache, a = cache
-    dx = da.reshape(a.shape) * a * (1 - a)
-    dV, dchild_a, dbeta_u, dbeta_a = em_routing_backward(dmu.reshape(*dx.shape, D), dx, em_cache)
+    dx = da.reshape(a.shape) * a * (1 - a)                  # (L, J)
+    dmu = dmu.reshape(*dx.shape, D)
+    dV, dchild_a, dbeta_u, dbeta_a = em_routing_backward(dmu, dx, em_cache)
     dM, dW = pose_votes_backward(dV.transpose(2, 0, 1, 3), votes_cache)
-    dpose, dactivation = (col2im_capsules(dcols, window) for dcols in (dM, dchild_a.T[..., None]))
-    return dpose, dactivation[..., 0], dW, dbeta_u, dbeta_a
+    dpose = col2im_capsules(dM, window)
+    dactivation = col2im_capsules(dchild_a.T[..., None], window)[..., 0]
+    return dpose, dactivation, dW, dbeta_u, dbeta_a
+
+
+# Coordinate addition adds x and y to the first two elements of a vote's last column, of the P*P
+# elements of a vote, row by row:
+X_ELEMENT, Y_ELEMENT = P - 1, 2 * P - 1
 
 
 def class_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, centers=None):
-    """Compute the class capsules by EM routing, with transformation matrices shared across positions.
+    """Compute the class capsules by EM routing, with transformation matrices shared across
+    positions.
 
-    pose: (N, H, W, B, D); activation: (N, H, W, B); W: (B, J, P, P). centers: x and y of the receptive fields' centers,
-    (positions, 2); coordinate addition adds them to the first two elements of the right-hand column of each vote. None:
-    no coordinate addition. Return (mu, x), (N, J, D) and (N, J), with a = logistic(x), and a cache."""
-    N, H, width, B, _ = pose.shape
-    n, J = H * width, W.shape[1]
-    M = pose.reshape(N, n, B, D).transpose(2, 1, 0, 3).reshape(B, n * N, D)             # children: (type, position)
+    pose: (N, rows, columns, B, D); activation: (N, rows, columns, B); W: (B, J, P, P). centers: x
+    and y of the receptive fields' centers, (positions, 2), for coordinate addition; None: without.
+    Return (mu, x), (N, J, D) and (N, J), with a = logistic(x), and a cache."""
+    N, rows, columns, B, _ = pose.shape
+    n, J = rows * columns, W.shape[1]
+    # children are in the order (type, position)
+    M = pose.reshape(N, n, B, D).transpose(2, 1, 0, 3).reshape(B, n * N, D)
     child_a = activation.reshape(N, n, B).transpose(0, 2, 1).reshape(N, B * n)
-    V, votes_cache = pose_votes_forward(M, W)                                           # (B, positions*N, J, D)
+    V, votes_cache = pose_votes_forward(M, W)               # (B, n*N, J, D)
     if centers is not None:
-        by_position = V.reshape(B, n, N, J, P, P)
-        by_position[..., :2, P - 1] += centers.astype(V.dtype)[:, None, None]           # x, y: last column's top two
-    V = V.reshape(B * n, N, J, D).transpose(1, 2, 0, 3)                                 # (N, J, I, D)
+        x, y = np.repeat(centers.astype(V.dtype), N, axis=0).T      # (n*N,)
+        V[..., X_ELEMENT] += x[:, None]
+        V[..., Y_ELEMENT] += y[:, None]
+    V = V.reshape(B * n, N, J, D).transpose(1, 2, 0, 3)     # (N, J, I, D)
     (mu, x), em_cache = em_routing_forward(V, child_a, beta_u, beta_a, n_iters)
     return (mu, x), (activation.shape, votes_cache, em_cache)
 
@@ -1111,10 +1193,13 @@ def class_caps_backward(dmu, dx, cache):
     dmu: (N, J, D); dx: (N, J)."""
     shape, votes_cache, em_cache = cache
     N, _, _, B = shape
+    J = dx.shape[1]
     dV, dchild_a, dbeta_u, dbeta_a = em_routing_backward(dmu, dx, em_cache)
-    dM, dW = pose_votes_backward(dV.transpose(2, 0, 1, 3).reshape(B, -1, *dmu.shape[1:]), votes_cache)
+    dV = dV.transpose(2, 0, 1, 3).reshape(B, -1, J, D)      # (B, n*N, J, D)
+    dM, dW = pose_votes_backward(dV, votes_cache)
     dpose = dM.reshape(B, -1, N, D).transpose(2, 1, 0, 3).reshape(*shape, D)
-    return dpose, dchild_a.reshape(N, B, -1).transpose(0, 2, 1).reshape(shape), dW, dbeta_u, dbeta_a
+    dactivation = dchild_a.reshape(N, B, -1).transpose(0, 2, 1).reshape(shape)
+    return dpose, dactivation, dW, dbeta_u, dbeta_a
 
 
 # -------------------------------------------------------------- dynamic routing
