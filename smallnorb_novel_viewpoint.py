@@ -1430,29 +1430,42 @@ def classification_loss(out, batch, config):
 
 
 # -------------------------------------------------------------- the networks
+# A network is a table of convolutions, which one loop runs, and a head.
 
-# Of matrix-capsnet the channels of Conv1 and the capsule types of PrimaryCaps, ConvCaps1 and ConvCaps2, the paper's A,
-# B, C and D; of the backbone the channels of its first two convolutions; of capsnet-shared the capsule types
+# Of matrix-capsnet the channels of Conv1 and the capsule types of PrimaryCaps, ConvCaps1 and
+# ConvCaps2; of the backbone the channels of its first two convolutions; of capsnet-shared the types
+# of its primary capsules
 Size = collections.namedtuple("Size", "conv1 primary conv_caps1 conv_caps2 backbone types")
 SIZES = {                          # by --preset
     "small": Size(32, 4, 8, 8, 16, 5),
     "wide": Size(64, 4, 4, 4, 32, 10),
     "paper": Size(64, 8, 16, 16, 16, 5)}
-IDENTITY_NOISE = 0.1               # standard deviation of initial transformation matrices around the identity
-BETA_U, BETA_A = -1.0, -2.0        # initial: a parent without active children has a = logistic(-2) = 0.12
-VOTE_SUM_GAIN = 4.0                # of vectors: initial variance of the sum of a class's votes / variance of capsules
-E = 8                              # elements of a primary capsule that is a vector; a class capsule has D
+PAPER_WIDTH, PAPER_HIDDEN = 32, 1024    # of the paper's CNN: channels of conv1, hidden units
+HIDDEN = 32                        # hidden units of smaller ones
+IDENTITY_NOISE = 0.1               # standard deviation of initial matrices around the identity
+BETA_U, BETA_A = -1.0, -2.0        # initial: a parent without active children has a = 0.12
+VOTE_SUM_GAIN = 4.0                # of vectors: variance of a class's sum of votes / of capsules
+E = 8                              # elements of a primary capsule that is a vector; others have D
 
 
+# A convolution. F: channels of its output; K: side of its kernel; pad: rows and columns of zeros
+# added on each side; pool: 2x2 max pooling after it; coordinates: x and y are added to its input as
+# channels
 Conv = collections.namedtuple("Conv", "name F K stride pool pad coordinates",
                               defaults=(3, 1, False, 0, False))
 
 
-def convolutions(config, width=0):
-    """Return the convolutions of a network; the last one of a capsule network is PrimaryCaps. width: in place of the
-    model's own number of capsule types, or of channels"""
+def convolutions(config):
+    """Return the convolutions of a network, a tuple of Conv; the last one of a capsule network is
+    PrimaryCaps"""
+    return convolutions_of_width(config, width_of(config))
+
+
+def convolutions_of_width(config, width):
+    """Return the convolutions of a network that is as wide as --width says: types of primary
+    capsules, channels of conv1 (cnn, cnn-bn) or of conv5 (cnn-gap). matrix-capsnet has its widths
+    by preset"""
     size = SIZES[config.preset]
-    width = width or (32 if is_paper_cnn(config) else matched_width(config))
     if config.model == "matrix-capsnet":
         return Conv("conv1", size.conv1, 5, 2), Conv("primary", size.primary * (D + 1), 1)
     if config.model in PAPER_CNNS:
@@ -1472,7 +1485,8 @@ def convolutions(config, width=0):
 
 
 def conv_caps(config):
-    """Return matrix-capsnet's two layers of convolutional capsules, with types of capsules in place of channels"""
+    """Return matrix-capsnet's two layers of convolutional capsules, with types of capsules in place
+    of channels"""
     if config.model != "matrix-capsnet":
         return ()
     size = SIZES[config.preset]
@@ -1480,114 +1494,181 @@ def conv_caps(config):
 
 
 def is_paper_cnn(config):
-    """Return whether the network is the paper's CNN at its own size, 4.2 million parameters, with or without batch
-    normalization"""
-    return config.model in PAPER_CNNS and config.preset == "paper" and not config.width
+    """Return whether the network is the paper's CNN, with its padding and its hidden layer, with or
+    without batch normalization"""
+    return config.model in PAPER_CNNS and config.preset == "paper"
 
 
-def receptive_fields(convs):
-    """Return the coordinates of the centers of the receptive fields of some convolutions along an axis, (side,), from
-    -1 to 1 over the image"""
-    side, offset, scale = SIDE, 0.0, 1                  # offset: px, center of the first; scale: px, distance of two
-    for conv in convs:
-        side = (side + 2 * conv.pad - conv.K) // conv.stride + 1
-        offset, scale = offset + scale * ((conv.K - 1) / 2 - conv.pad), scale * conv.stride
-        if conv.pool:
-            side, offset, scale = side // 2, offset + scale / 2, scale * 2
-    return (offset + scale * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
-
-
-def class_capsule_inputs(config, width=0):
-    """Return the grid of capsules from which the class capsules receive votes.
-
-    The result has the fields side (positions per axis), types (capsule types per position) and centers,
-    (positions, 2): x and y of the centers of the receptive fields, from -1 to 1 across the image."""
-    convs = convolutions(config, width) + conv_caps(config)
-    size = {"matrix-capsnet": 1, "matrix-head": D + 1}.get(config.model, E)             # channels of a capsule
-    along = receptive_fields(convs)
-    centers = np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
-    return SimpleNamespace(side=len(along), types=convs[-1].F // size, centers=centers)
-
-
-def param_shapes(config, width=0):
-    """Return {name: shape} of the parameters, in the order in which init_params draws them. width: see convolutions"""
-    shapes, channels, J = {}, N_CHANNELS[config.data], N_CLASSES
-    convs = convolutions(config, width)
-    for conv in convs:
-        shapes[conv.name + "_w"] = (conv.K, conv.K, channels + 2 * conv.coordinates, conv.F)
-        parts = ("_b",) if config.model == "cnn" else ("_norm_gamma", "_norm_beta")
-        shapes |= {conv.name + part: (conv.F,) for part in parts}
-        channels = conv.F
-    if config.model == "cnn-gap":
-        return shapes | {"fc1_w": (channels, J), "fc1_b": (J,)}
-    if config.model in PAPER_CNNS:
-        inputs, hidden = channels * len(receptive_fields(convs)) ** 2, 1024 if is_paper_cnn(config) else 32
-        return shapes | {"fc1_w": (inputs, hidden), "fc1_b": (hidden,), "fc2_w": (hidden, J), "fc2_b": (J,)}
-    inputs, types = class_capsule_inputs(config, width), channels // (D + 1)
-    for conv in conv_caps(config):
-        shapes |= {conv.name + "_W": (9 * types, conv.F, P, P), conv.name + "_beta_u": (conv.F,),
-                   conv.name + "_beta_a": (conv.F,)}
-        types = conv.F
-    if config.model in MATRIX_MODELS:
-        return shapes | {"class_W": (inputs.types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
-    groups = inputs.types * (inputs.side ** 2 if config.model == "capsnet" else 1)
-    shapes["W"] = (groups, E, J, D)
-    return shapes | ({"coordinate_W": (2, J, D)} if config.coordinates else {})
+def width_of(config):
+    """Return --width or, if it is 0, the default of the model: see convolutions_of_width"""
+    if config.width or config.model == "matrix-capsnet":
+        return config.width
+    if config.model == "capsnet-shared":
+        return SIZES[config.preset].types
+    if is_paper_cnn(config):
+        return PAPER_WIDTH
+    return matched_width(config)
 
 
 @functools.cache
 def matched_width(config):
-    """Return --width or, if it is 0, the width that gives config.model the reference network's parameter count.
-
-    The reference network is matrix-capsnet for cnn and cnn-bn, and capsnet-shared for all other models. Of the two
-    neighboring widths, the one whose number of parameters is nearer is used."""
-    if config.model == "capsnet-shared":
-        return SIZES[config.preset].types
-    if config.width or config.model == "matrix-capsnet":
-        return config.width
-
-    def size(config, width=0):
-        return sum(math.prod(shape) for shape in param_shapes(config, width).values())
+    """Return the width that gives config.model the number of parameters of its reference network:
+    of cnn and cnn-bn matrix-capsnet, of the other models capsnet-shared. Of the two neighboring
+    widths, the one whose number of parameters is nearer is used."""
     reference = "matrix-capsnet" if config.model in PAPER_CNNS else "capsnet-shared"
-    target = size(dataclasses.replace(config, model=reference, coordinates=True, dropout=None))
-    upper = 1 + bisect.bisect_left(range(1, 4096), target, key=lambda width: size(config, width))
-    return min((max(1, upper - 1), upper), key=lambda width: abs(size(config, width) - target))
+    reference = dataclasses.replace(config, model=reference, coordinates=True, dropout=None)
+    target = n_weights(parameters(reference))
+
+    def size(width):
+        return n_weights(parameters_of_width(config, width))
+
+    upper = 1 + bisect.bisect_left(range(1, 4096), target, key=size)    # the least that is as large
+    lower = max(1, upper - 1)
+    return min(lower, upper, key=lambda width: abs(size(width) - target))
+
+
+def n_weights(table):
+    """Return how many numbers the Parameters of a table have"""
+    return sum(math.prod(p.shape) for p in table.values())
+
+
+def receptive_fields(convs):
+    """Return the coordinates of the centers of the receptive fields of some convolutions along an
+    axis, (side,), from -1 to 1 over the image"""
+    side = SIDE
+    first = 0.0                    # center of the first receptive field, px
+    step = 1                       # distance of the centers of two, px
+    for conv in convs:
+        side = (side + 2 * conv.pad - conv.K) // conv.stride + 1
+        first += step * ((conv.K - 1) / 2 - conv.pad)
+        step *= conv.stride
+        if conv.pool:
+            side //= 2
+            first += step / 2
+            step *= 2
+    return (first + step * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
+
+
+def receptive_field_centers(config):
+    """Return x and y of the centers of the receptive fields, from -1 to 1 across the image, of the
+    positions whose capsules vote for the class capsules, (positions, 2)"""
+    along = receptive_fields(convolutions(config) + conv_caps(config))
+    return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
+
+
+# How a parameter starts: at start + std * noise
+Parameter = collections.namedtuple("Parameter", "shape start std")
+
+
+def constant(value, n):
+    """Return the Parameter of n numbers that start at a value"""
+    return Parameter((n,), value, 0)
+
+
+def normal(shape, gain, fan_in=None):
+    """Return the Parameter of normal weights with variance gain / fan-in. fan_in: the number of
+    inputs that are added up; None: all axes of the shape but the last"""
+    if fan_in is None:
+        fan_in = math.prod(shape[:-1])
+    return Parameter(shape, 0, np.sqrt(gain / fan_in))
+
+
+def parameters(config):
+    """Return {name: Parameter} of a network, in the order in which init_params draws them"""
+    return parameters_of_width(config, width_of(config))
+
+
+def parameters_of_width(config, width):
+    """Return {name: Parameter} of a network; width: see convolutions_of_width.
+
+    The gain is 2 where a ReLU follows (He initialization; not PrimaryCaps), VOTE_SUM_GAIN for the
+    transformation matrices of vectors, and 1 elsewhere. Matrices of poses start near the
+    identity."""
+    table = {}
+    channels = N_CHANNELS[config.data]
+    convs = convolutions_of_width(config, width)
+    for conv in convs:
+        if conv.coordinates:
+            channels += 2
+        gain = 1 if conv.name == "primary" else 2
+        table[conv.name + "_w"] = normal((conv.K, conv.K, channels, conv.F), gain)
+        if config.model == "cnn":
+            table[conv.name + "_b"] = constant(0, conv.F)
+        else:
+            table[conv.name + "_norm_gamma"] = constant(1, conv.F)
+            table[conv.name + "_norm_beta"] = constant(0, conv.F)
+        channels = conv.F
+    side = len(receptive_fields(convs))
+    n_positions = side * side
+    if config.model in PAPER_CNNS:
+        table |= cnn_head_parameters(n_positions * channels, config)
+    elif config.model == "cnn-gap":
+        table["fc1_w"] = normal((channels, N_CLASSES), 1)
+        table["fc1_b"] = constant(0, N_CLASSES)
+    elif config.model in MATRIX_MODELS:
+        table |= matrix_head_parameters(channels // (D + 1), config)
+    else:
+        table |= capsnet_head_parameters(n_positions, channels // E, config)
+    return table
+
+
+def cnn_head_parameters(n_inputs, config):
+    """Return {name: Parameter} of a hidden layer and the layer of the scores"""
+    n_hidden = PAPER_HIDDEN if is_paper_cnn(config) else HIDDEN
+    return {"fc1_w": normal((n_inputs, n_hidden), 2), "fc1_b": constant(0, n_hidden),
+            "fc2_w": normal((n_hidden, N_CLASSES), 1), "fc2_b": constant(0, N_CLASSES)}
+
+
+def matrix_head_parameters(n_types, config):
+    """Return {name: Parameter} of the layers of matrix capsules above PrimaryCaps, which has
+    n_types"""
+    layers = [(conv.name, conv.K * conv.K, conv.F) for conv in conv_caps(config)]
+    table = {}
+    for name, n_positions, J in (*layers, ("class", 1, N_CLASSES)):
+        shape = (n_positions * n_types, J, P, P)
+        table[name + "_W"] = Parameter(shape, np.eye(P, dtype=np.float32), IDENTITY_NOISE)
+        table[name + "_beta_u"] = constant(BETA_U, J)
+        table[name + "_beta_a"] = constant(BETA_A, J)
+        n_types = J
+    return table
+
+
+def capsnet_head_parameters(n_positions, n_types, config):
+    """Return {name: Parameter} of the transformation matrices of vector capsules: one per capsule
+    or, of capsnet-shared, one per type. Their fan-in is all elements of all primary capsules"""
+    n_matrices = n_types if config.model == "capsnet-shared" else n_positions * n_types
+    n_elements = n_positions * n_types * E
+    table = {"W": normal((n_matrices, E, N_CLASSES, D), VOTE_SUM_GAIN, n_elements)}
+    if config.coordinates:
+        table["coordinate_W"] = normal((2, N_CLASSES, D), VOTE_SUM_GAIN, n_elements)
+    return table
+
+
+def param_shapes(config):
+    """Return {name: shape} of the parameters"""
+    return {name: p.shape for name, p in parameters(config).items()}
 
 
 def init_params(config):
-    """Draw the initial parameters: {name: float32 array}, as param_shapes says.
-
-    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), VOTE_SUM_GAIN / fan-in for
-    the transformation matrices of vector capsules, whose fan-in is all elements of all primary capsules, and 1 / fan-in
-    elsewhere. Transformation matrices of poses are the identity plus noise. beta_u and beta_a start at BETA_U and
-    BETA_A, other biases at 0."""
-    rng, params, shapes = rng_for(config.seed, INIT), {}, param_shapes(config)
-    last = [name for name in shapes if name.endswith("_w")][-1:]       # PrimaryCaps; of a CNN the layer of the scores
-    starts = {"gamma": 1, "u": BETA_U, "a": BETA_A}
-    for name, shape in shapes.items():
-        noise = rng.standard_normal(shape, np.float32)
-        if name in ("W", "coordinate_W"):
-            inputs = class_capsule_inputs(config)
-            fan_in = E * inputs.side ** 2 * inputs.types
-            params[name] = noise * np.float32(np.sqrt(VOTE_SUM_GAIN / fan_in))
-        elif name.endswith("_W"):
-            params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
-        elif name.endswith("_w"):
-            params[name] = noise * np.float32(np.sqrt((1 if name in last else 2) / math.prod(shape[:-1])))
-        else:
-            params[name] = np.full(shape, starts.get(name.split("_")[-1], 0), np.float32)
+    """Draw the initial parameters, {name: float32 array}; see parameters_of_width"""
+    rng = rng_for(config.seed, INIT)
+    params = {}
+    for name, p in parameters(config).items():
+        noise = rng.standard_normal(p.shape, np.float32)
+        params[name] = np.float32(p.start) + np.float32(p.std) * noise
     return params
 
 
 def loss_and_grads(params, batch, config, share=1.0):
     """Compute the loss and all gradients of a batch, or of one shard of it. Pure function.
 
-    batch: the result of to_batch. share: the shard's share of the samples in its batch. Loss, accuracy and gradients
-    are means over the shard times share, so that they add up to means over the batch.
+    batch: the result of to_batch. share: the shard's share of the samples in its batch. Loss,
+    accuracy and gradients are means over the shard times share, so that they add up to means over
+    the batch.
 
-    Return (terms, grads, statistics). terms: loss, what is minimized, here the classification loss alone; and accuracy,
-    the fraction of images correctly classified. grads: a dict with the keys of params. statistics: the mean and the
-    variance that each normalization used."""
+    Return (terms, grads, statistics). terms: loss, what is minimized, here the classification loss
+    alone; and accuracy, the fraction of images correctly classified. grads: a dict with the keys of
+    params. statistics: the mean and the variance that each normalization used."""
     statistics, grads = {}, {}
     out, cache = forward(params, batch["images"], config, statistics, batch.get("dropout_mask"))
     loss, dscores = classification_loss(out, batch, config)
@@ -1599,63 +1680,88 @@ def loss_and_grads(params, batch, config, share=1.0):
 def forward(params, images, config, statistics=None, dropout_mask=None):
     """Compute the outputs of the network and a cache for backward.
 
-    images: (N, 32, 32, C). statistics: a dict in training, which receives the mean and variance of each normalization;
-    None in evaluation, which uses the running ones in params. dropout_mask: (N, hidden units), of cnn and cnn-bn in
-    training; None for no dropout.
+    images: (N, 32, 32, C). statistics: a dict in training, which receives the mean and variance of
+    each normalization; None in evaluation, which uses the running ones in params. dropout_mask:
+    (N, hidden units), of cnn and cnn-bn in training; None for no dropout.
 
     Return out and the cache. out is a dict of
-      scores        (N, J), by which classes are predicted: of matrix capsules and CNNs logits, of vector capsules their
-                    lengths
+      scores        (N, J), by which classes are predicted: of matrix capsules and CNNs logits, of
+                    vector capsules their lengths
     of vector capsules, with I in the order (row, column, type):
       v             class capsules, (N, J, D)
       u             primary capsules, (N, I, E)
       c             list of the iterations' coupling coefficients, (1, I) first, then (N, J, I)
     of matrix capsules:
       mu, a         poses, (N, J, D), and activations, (N, J), of the class capsules
-      class_steps   list of the EM iterations to the class capsules, each with R, (N, 1, I) first, then (N, J, I), mu
-                    and sigma2, (N, J, D), with I in the order (type, row, column)
-      primary_pose, primary_a   poses, (N, H, W, B, D), and activations, (N, H, W, B), of the primary capsules
-      conv_mu, conv_a, conv2_mu, conv2_a   the same of the convolutional capsules; only of matrix-capsnet"""
-    x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
-    out, head_cache = HEADS[config.model][0](params, x, config, dropout_mask)
+      class_steps   list of the EM iterations to the class capsules, each with R, (N, 1, I) first,
+                    then (N, J, I), mu and sigma2, (N, J, D), with I in the order (type, row,
+                    column)
+      primary_pose  poses of the primary capsules, (N, rows, columns, B, D)
+      primary_a     their activations, (N, rows, columns, B)
+    and of matrix-capsnet
+      conv_mu, conv_a, conv2_mu, conv2_a   the same of the convolutional capsules"""
+    x, convs_cache = convolutions_forward(params, images, config, statistics)   # (N, side, side, C)
+    head_forward, _ = HEADS[config.model]
+    out, head_cache = head_forward(params, x, config, dropout_mask)
     return out, (convs_cache, head_cache)
 
 
 def backward(dscores, cache, config, grads):
-    """Put the gradients of all parameters into grads, {name: array}. dscores: (N, J), as classification_loss returns"""
+    """Put the gradients of all parameters into grads, {name: array}. dscores: (N, J), as
+    classification_loss returns"""
     convs_cache, head_cache = cache
-    dx = HEADS[config.model][1](dscores, head_cache, config, grads)
+    _, head_backward = HEADS[config.model]
+    dx = head_backward(dscores, head_cache, config, grads)
     convolutions_backward(dx, convs_cache, grads)
 
 
 def convolutions_forward(params, images, config, statistics):
-    """Compute all convolutions, each with a normalization or a bias, max pooling where it has it, and a ReLU;
-    PrimaryCaps has none. Return x (N, side, side, C) and a cache"""
-    x, caches, convs = images.swapaxes(0, 1), [], convolutions(config)                  # x: (H, N, W, C)
+    """Compute all convolutions, each with a normalization or a bias, max pooling where it has it,
+    and a ReLU; PrimaryCaps has none. statistics: see forward. Return x (N, side, side, C) and a
+    cache."""
+    x = images.swapaxes(0, 1)                               # (H, N, W, C)
+    convs = convolutions(config)
+    caches = []
     for k, conv in enumerate(convs):
         if conv.coordinates:
             x = append_coordinates(x, receptive_fields(convs[:k]))
-        x = np.pad(x, ((conv.pad, conv.pad), (0, 0)) * 2) if conv.pad else x
+        if conv.pad:
+            x = np.pad(x, ((conv.pad, conv.pad), (0, 0), (conv.pad, conv.pad), (0, 0)))
         x, conv_cache = conv2d_forward(x, params[conv.name + "_w"], conv.stride)
-        norm, norm_cache = conv.name + "_norm", None
-        if norm + "_gamma" in params:
-            running = [params[norm + part] for part in STATISTICS] if statistics is None else None
-            x, found, norm_cache = norm_forward(x, params[norm + "_gamma"], params[norm + "_beta"], running)
-            if statistics is not None:
-                statistics.update({norm + part: value for part, value in zip(STATISTICS, found)})
-        else:
+        norm_cache = pool_cache = None
+        if config.model == "cnn":
             x += params[conv.name + "_b"]
-        x, pool_cache = max_pool_forward(x) if conv.pool else (x, None)
-        x = np.maximum(x, 0, out=x) if conv.name != "primary" else x
+        else:
+            x, norm_cache = conv_norm_forward(params, x, conv.name + "_norm", statistics)
+        if conv.pool:
+            x, pool_cache = max_pool_forward(x)
+        if conv.name != "primary":
+            # overwrites the result of max pooling, which its cache holds, as max_pool_backward
+            # expects
+            np.maximum(x, 0, out=x)
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
-    return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
+    return x.swapaxes(0, 1), caches                         # (N, side, side, C)
+
+
+def conv_norm_forward(params, x, name, statistics):
+    """Compute a batch normalization. Return y and a cache. statistics: see forward."""
+    running = None
+    if statistics is None:
+        running = [params[name + part] for part in STATISTICS]
+    y, found, cache = norm_forward(x, params[name + "_gamma"], params[name + "_beta"], running)
+    if statistics is not None:
+        for part, value in zip(STATISTICS, found):
+            statistics[name + part] = value
+    return y, cache
 
 
 def recompute_statistics(state, data, config, n):
-    """Return the statistics of all normalizations over n training samples (precise batch normalization), {name: array}:
-    layer by layer, so that each layer sees what those before it compute in evaluation.
+    """Return the statistics of all normalizations over n training samples (precise batch
+    normalization), {name: array}: layer by layer, so that each layer sees what those before it
+    compute in evaluation.
 
-    In some long runs the running statistics, gathered while earlier layers used those of 16 samples, do not fit."""
+    In some long runs the running statistics, gathered while earlier layers used those of 16
+    samples, do not fit."""
     chunk, statistics = next(iter(epoch_samples(data, config.n_epochs, config))), {}
     images = to_batch(chunk, np.arange(len(chunk["labels"]))[:n])["images"]
     convolutions_forward(weights_of(state), images, config, statistics)
@@ -1664,79 +1770,105 @@ def recompute_statistics(state, data, config, n):
 
 def convolutions_backward(dx, caches, grads):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C)"""
-    dx = dx.swapaxes(0, 1)                                                              # (H, N, W, C)
+    dx = dx.swapaxes(0, 1)                                  # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
-        dx = dx * (y > 0) if conv.name != "primary" else dx
-        dx = max_pool_backward(dx, pool_cache) if conv.pool else dx
-        if norm_cache:
-            dx, grads[conv.name + "_norm_gamma"], grads[conv.name + "_norm_beta"] = norm_backward(dx, norm_cache)
-        else:
+        if conv.name != "primary":
+            dx = dx * (y > 0)
+        if conv.pool:
+            dx = max_pool_backward(dx, pool_cache)
+        if norm_cache is None:
             grads[conv.name + "_b"] = dx.reshape(-1, conv.F).sum(0)
-        dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx=conv.name != "conv1")
-        if conv.pad and conv.name != "conv1":
+        else:
+            dx, dgamma, dbeta = norm_backward(dx, norm_cache)
+            grads[conv.name + "_norm_gamma"] = dgamma
+            grads[conv.name + "_norm_beta"] = dbeta
+        is_first = conv.name == "conv1"                     # nothing needs gradients of images
+        dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx=not is_first)
+        if conv.pad and not is_first:
             dx = dx[conv.pad:-conv.pad, :, conv.pad:-conv.pad]
-        dx = dx[..., :-2] if conv.coordinates else dx
+        if conv.coordinates:
+            dx = dx[..., :-2]
 
 
 def append_coordinates(x, along):
-    """Return x (H, N, H, C) with the x and y coordinates of every position as two more channels. along: (H,)"""
-    xy = np.stack(np.meshgrid(along, along), -1).astype(x.dtype)                        # (H, H, 2)
-    return np.concatenate([x, np.broadcast_to(xy[:, None], (*x.shape[:3], 2))], -1)
+    """Return x (H, N, H, C) with the x and y coordinates of every position as two more channels.
+    along: (H,)"""
+    xy = np.stack(np.meshgrid(along, along), -1).astype(x.dtype)                # (H, H, 2)
+    xy = np.broadcast_to(xy[:, None], (*x.shape[:3], 2))                        # (H, N, H, 2)
+    return np.concatenate([x, xy], -1)
 
 
-# Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx and puts the
-# gradients of its parameters into grads.
+# Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx
+# and puts the gradients of its parameters into grads. Only the CNN's has a use for dropout_mask.
 
 def matrix_head_forward(params, x, config, _):
-    """Compute primary capsules, two layers of convolutional capsules (matrix-capsnet only) and the class capsules."""
+    """Compute primary capsules, two layers of convolutional capsules (matrix-capsnet only) and the
+    class capsules."""
     def weights_of_layer(name):
-        return params[name + "_W"], params[name + "_beta_u"], params[name + "_beta_a"], config.routing_iters
+        return params[name + "_W"], params[name + "_beta_u"], params[name + "_beta_a"]
+
+    n_iters = config.routing_iters
     (pose, activation), primary_cache = primary_caps_forward(x)
-    out, caches = {"primary_pose": pose, "primary_a": activation}, []
+    out = {"primary_pose": pose, "primary_a": activation}
+    caches = []
     for conv in conv_caps(config):
-        (pose, activation), cache = conv_caps_forward(pose, activation, *weights_of_layer(conv.name), conv.stride)
-        out |= {conv.name + "_mu": pose, conv.name + "_a": activation}
+        (pose, activation), cache = conv_caps_forward(
+            pose, activation, *weights_of_layer(conv.name), n_iters, conv.stride)
+        out[conv.name + "_mu"] = pose
+        out[conv.name + "_a"] = activation
         caches.append((conv.name, cache))
-    centers = class_capsule_inputs(config).centers if config.coordinates else None
-    (mu, scores), class_cache = class_caps_forward(pose, activation, *weights_of_layer("class"), centers)
-    out |= {"scores": scores, "mu": mu, "a": sigmoid(scores), "class_steps": class_cache[-1].steps}
+    centers = receptive_field_centers(config) if config.coordinates else None
+    (mu, scores), class_cache = class_caps_forward(
+        pose, activation, *weights_of_layer("class"), n_iters, centers)
+    _, _, em_cache = class_cache
+    out |= {"scores": scores, "mu": mu, "a": sigmoid(scores), "class_steps": em_cache.steps}
     return out, (primary_cache, caches, class_cache)
 
 
 def matrix_head_backward(dscores, cache, config, grads):
     primary_cache, caches, class_cache = cache
-    dmu = np.zeros((*dscores.shape, D), dscores.dtype)                              # the loss depends on scores only
-    dpose, dactivation, *of_class = class_caps_backward(dmu, dscores, class_cache)
-    grads["class_W"], grads["class_beta_u"], grads["class_beta_a"] = of_class
+
+    def keep(name, dW, dbeta_u, dbeta_a):
+        grads[name + "_W"] = dW
+        grads[name + "_beta_u"] = dbeta_u
+        grads[name + "_beta_a"] = dbeta_a
+
+    dmu = np.zeros((*dscores.shape, D), dscores.dtype)      # the loss depends on scores only
+    dpose, dactivation, *of_weights = class_caps_backward(dmu, dscores, class_cache)
+    keep("class", *of_weights)
     for name, conv_cache in reversed(caches):
-        dpose, dactivation, grads[name + "_W"], grads[name + "_beta_u"], grads[name + "_beta_a"] = conv_caps_backward(
-            dpose, dactivation, conv_cache)
+        dpose, dactivation, *of_weights = conv_caps_backward(dpose, dactivation, conv_cache)
+        keep(name, *of_weights)
     return primary_caps_backward(dpose, dactivation, primary_cache)
 
 
 def capsnet_head_forward(params, x, config, _):
     """Compute primary vector capsules, and class capsules by dynamic routing (Sabour et al. 2017).
 
-    capsnet has one transformation matrix per capsule; capsnet-shared shares its matrices across positions and, with
-    --coordinates, uses coordinate addition."""
-    u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
+    capsnet has one transformation matrix per capsule; capsnet-shared shares its matrices across
+    positions and, with --coordinates, uses coordinate addition."""
+    u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                  # (N, I, E)
     inputs, W, coordinates_cache = u, params["W"], None
-    if "coordinate_W" in params:
-        inputs, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
-        W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))], 1)
-    u_hat, votes_cache = votes_forward(inputs, W)                                       # (N, J, I, D)
+    if config.coordinates:
+        inputs, coordinates_cache = add_coordinates_forward(u, receptive_field_centers(config))
+        of_coordinates = np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))
+        W = np.concatenate([W, of_coordinates], 1)                              # (B, E + 2, J, D)
+    u_hat, votes_cache = votes_forward(inputs, W)                               # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)
     lengths, lengths_cache = lengths_forward(v)
-    out = {"scores": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
-    return out, (x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache)
+    _, steps = routing_cache
+    out = {"scores": lengths, "v": v, "u": u, "c": [c for c, _, _ in steps]}
+    return out, (x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache,
+                 lengths_cache)
 
 
 def capsnet_head_backward(dscores, cache, config, grads):
     shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache = cache
-    du_hat = routing_backward(lengths_backward(dscores, lengths_cache), routing_cache)
+    dv = lengths_backward(dscores, lengths_cache)
+    du_hat = routing_backward(dv, routing_cache)
     du, dW = votes_backward(du_hat, votes_cache)
     grads["W"] = dW[:, :E]
-    if coordinates_cache:
+    if config.coordinates:
         grads["coordinate_W"] = dW[:, E:].sum(0)
         du = add_coordinates_backward(du, coordinates_cache)
     return squash_backward(du, squash_cache).reshape(shape)
@@ -1744,9 +1876,12 @@ def capsnet_head_backward(dscores, cache, config, grads):
 
 def cnn_head_forward(params, x, config, dropout_mask):
     """Compute the scores from a hidden layer, with dropout in training."""
-    hidden, hidden_cache = linear_forward(x.reshape(len(x), -1), params["fc1_w"], params["fc1_b"])
+    flat = x.reshape(len(x), -1)
+    hidden, hidden_cache = linear_forward(flat, params["fc1_w"], params["fc1_b"])
     hidden = np.maximum(hidden, 0)
-    kept = hidden if dropout_mask is None else hidden * dropout_mask
+    kept = hidden
+    if dropout_mask is not None:
+        kept = hidden * dropout_mask
     scores, scores_cache = linear_forward(kept, params["fc2_w"], params["fc2_b"])
     return {"scores": scores}, (x.shape, hidden, dropout_mask, hidden_cache, scores_cache)
 
@@ -1754,8 +1889,10 @@ def cnn_head_forward(params, x, config, dropout_mask):
 def cnn_head_backward(dscores, cache, config, grads):
     shape, hidden, dropout_mask, hidden_cache, scores_cache = cache
     dhidden, grads["fc2_w"], grads["fc2_b"] = linear_backward(dscores, scores_cache)
-    dhidden = dhidden if dropout_mask is None else dhidden * dropout_mask
-    dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dhidden * (hidden > 0), hidden_cache)
+    if dropout_mask is not None:
+        dhidden = dhidden * dropout_mask
+    dhidden = dhidden * (hidden > 0)
+    dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dhidden, hidden_cache)
     return dx.reshape(shape)
 
 
@@ -1766,15 +1903,20 @@ def gap_head_forward(params, x, config, _):
 
 
 def gap_head_backward(dscores, cache, config, grads):
-    shape, cache = cache
-    dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dscores, cache)
-    return np.broadcast_to(dx[:, None, None] / (shape[1] * shape[2]), shape)
+    shape, linear_cache = cache
+    dmeans, grads["fc1_w"], grads["fc1_b"] = linear_backward(dscores, linear_cache)
+    _, n_rows, n_columns, _ = shape
+    return np.broadcast_to(dmeans[:, None, None] / (n_rows * n_columns), shape)
 
 
-HEADS = {**dict.fromkeys(MATRIX_MODELS, (matrix_head_forward, matrix_head_backward)),
-         **dict.fromkeys(VECTOR_MODELS, (capsnet_head_forward, capsnet_head_backward)),
-         **dict.fromkeys(PAPER_CNNS, (cnn_head_forward, cnn_head_backward)),
-         "cnn-gap": (gap_head_forward, gap_head_backward)}
+MATRIX_HEAD = matrix_head_forward, matrix_head_backward
+CAPSNET_HEAD = capsnet_head_forward, capsnet_head_backward
+CNN_HEAD = cnn_head_forward, cnn_head_backward
+HEADS = {                          # by --model
+    "matrix-capsnet": MATRIX_HEAD, "matrix-head": MATRIX_HEAD,
+    "capsnet": CAPSNET_HEAD, "capsnet-shared": CAPSNET_HEAD,
+    "cnn": CNN_HEAD, "cnn-bn": CNN_HEAD,
+    "cnn-gap": (gap_head_forward, gap_head_backward)}
 
 
 # -------------------------------------------------------------- optimizer

@@ -91,7 +91,7 @@ def test_dropout_drops_hidden_units_in_training_only(model):
     assert with_dropout.pop("dropout_mask").any()
     assert_same(with_dropout, without)                                                  # the same images
     assert [sn.Config(model=model, preset=preset).dropout for preset in ("small", "paper")] == [0, 0.5]
-    assert sn.Config(model=model, preset="paper", width=8).dropout == 0
+    assert sn.Config(model=model, preset="paper", width=8).dropout == 0.5
 
 
 # ---------------------------------------------------------------- receptive fields
@@ -101,7 +101,7 @@ def test_coordinates_are_the_centers_of_measured_receptive_fields(rng, model, si
     """Rows, then columns, of some images are changed one by one: which poses below the class capsules change? With one
     iteration, in which positions do not compete. The backbone is the same under all heads."""
     config = tiny(model, routing_iters=1)
-    params, centers, changed = params64(config) | running64(config), sn.class_capsule_inputs(config).centers, 0
+    params, centers, changed = params64(config) | running64(config), sn.receptive_field_centers(config), 0
     for image in rng.random((3, 32, 32, 1)):
         images = np.repeat(image[None], 65, 0)
         for k in range(32):
@@ -119,7 +119,7 @@ def test_coordinates_are_the_centers_of_measured_receptive_fields(rng, model, si
             assert centers[py * side + px, 1 - axis] == pytest.approx((seen.mean() - 15.5) / 16)    # x is centers[:, 0]
     assert len(centers) == side ** 2
     for other in {"matrix-capsnet": (), "matrix-head": sn.VECTOR_MODELS}[model]:
-        assert np.array_equal(sn.class_capsule_inputs(tiny(other)).centers, centers)
+        assert np.array_equal(sn.receptive_field_centers(tiny(other)), centers)
 
 
 # ---------------------------------------------------------------- losses
@@ -233,6 +233,14 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
         target, width = n["matrix-capsnet" if model in sn.PAPER_CNNS else "capsnet-shared"], sn.matched_width(config)
         assert all(abs(size(dataclasses.replace(config, width=other)) - target) >= abs(n[model] - target)
                    for other in (width - 1, width + 1))
+
+
+@pytest.mark.parametrize("model", sn.PAPER_CNNS)
+def test_the_papers_cnn_has_the_width_that_it_is_said_to_have(model):
+    """With the default width given as a number it is the same network; with another one it is the paper's, too"""
+    configs = [sn.Config(model=model, preset="paper", width=width) for width in (0, 32, 8)]
+    default, given, narrow = map(sn.param_shapes, configs)
+    assert default == given and default["fc1_w"] == (64 * 8 * 8, 1024) and narrow["fc1_w"] == (16 * 8 * 8, 1024)
 
 
 # ---------------------------------------------------------------- training and evaluation
