@@ -343,36 +343,43 @@ def default_models(given):
 
 # -------------------------------------------------------------- training
 
-def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None, dtype=np.float32):
-    """Train a network and return its state. Test images are only evaluated: no parameter depends on them.
-    Nothing is printed.
+def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None,
+          dtype=np.float32):
+    """Train a network and return its state. Test images are only evaluated: no parameter depends on
+    them. Nothing is printed.
 
-    data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state, terms) is called
-    after every step, each_epoch(state) after every epoch; what they keep they must copy. Progress has such hooks.
-    dtype: float64 is for tests.
+    data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state,
+    terms) is called after every step, each_epoch(state) after every epoch; what they keep they must
+    copy. Progress has such hooks. dtype: float64 is for tests.
 
-    The state, a dict, is everything that a run is: params {name: array}, running (statistics of the normalizations),
-    adam_m and adam_v (moments), step and history. Raise InputError when training diverges."""
+    The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
+    normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
+    diverges."""
     config = fit_to_data(config, data)
-    state = initial_state(config, dtype) if state is None else state
+    if state is None:
+        state = initial_state(config, dtype)
     state["history"]["source"] = data["source"]
     n_train = len(data["train"]["labels"])
     per_epoch = steps_per_epoch(config, data)
     with worker_threads(config) as workers:
         for epoch in range(state["step"] // per_epoch, config.n_epochs):
-            start, sums = time.perf_counter(), {}
-            for samples in epoch_samples(data, epoch, config):
-                for rows in batches(samples, config.batch_size):
-                    terms, shard_grads, statistics = batch_gradients(state["params"], samples, rows, config, workers)
-                    if not math.isfinite(terms["loss"]):
-                        raise InputError(f"loss {terms['loss']}, step {state['step'] + 1}: diverged. Lower --lr")
-                    rate = schedule(config, state["step"], config.n_epochs * per_epoch)
-                    optimizer_step(state, shard_grads, rate, config, workers)
-                    update_running_statistics(state["running"], statistics, state["step"])
-                    state["step"] += 1
-                    sums = {name: sums.get(name, 0) + term * len(rows) for name, term in terms.items()}
-                    each_step(state, terms)
-            metrics = {"epoch": epoch + 1, "step": state["step"], "seconds": time.perf_counter() - start}
+            began = time.perf_counter()
+            sums = {}
+            for samples, rows in epoch_batches(data, epoch, config):
+                terms, shard_grads, statistics = batch_gradients(
+                    state["params"], samples, rows, config, workers)
+                if not math.isfinite(terms["loss"]):
+                    raise InputError(f"loss {terms['loss']}, step {state['step'] + 1}: diverged. "
+                                     "Lower --lr")
+                rate = schedule(config, state["step"], config.n_epochs * per_epoch)
+                optimizer_step(state, shard_grads, rate, config, workers)
+                update_running_statistics(state["running"], statistics, state["step"])
+                state["step"] += 1
+                for name, term in terms.items():
+                    sums[name] = sums.get(name, 0) + term * len(rows)
+                each_step(state, terms)
+            metrics = {"epoch": epoch + 1, "step": state["step"],
+                       "seconds": time.perf_counter() - began}
             metrics |= {"train_" + name: total / n_train for name, total in sums.items()}
             metrics |= validate(weights_of(state), data, config, workers)
             state["history"]["epochs"].append(metrics)
@@ -385,13 +392,28 @@ def steps_per_epoch(config, data):
     return math.ceil(len(data["train"]["labels"]) / config.batch_size)
 
 
+def epoch_batches(data, epoch, config):
+    """Yield each batch of an epoch: the samples it is among, and its rows in them"""
+    for samples in epoch_samples(data, epoch, config):
+        for rows in batches(samples, config.batch_size):
+            yield samples, rows
+
+
 def initial_state(config, dtype=np.float32):
     """Return the state of a run before its first step (see train)"""
     params = {name: p.astype(dtype) for name, p in init_params(config).items()}
-    running = {name.replace("_gamma", part): np.full_like(params[name], part == "_var")
-               for name in params if name.endswith("_gamma") for part in STATISTICS}
-    moments = {key: {name: np.zeros_like(p) for name, p in params.items()} for key in ("adam_m", "adam_v")}
-    return {"params": params, "running": running, **moments, "step": 0, "history": {"source": "", "epochs": []}}
+    running = {}
+    if config.model != "cnn":                          # which has no normalization
+        for conv in convolutions(config):
+            running[conv.name + "_norm_mean"] = np.zeros(conv.F, dtype)
+            running[conv.name + "_norm_var"] = np.ones(conv.F, dtype)
+    return {
+        "params": params,
+        "running": running,
+        "adam_m": {name: np.zeros_like(p) for name, p in params.items()},
+        "adam_v": {name: np.zeros_like(p) for name, p in params.items()},
+        "step": 0,
+        "history": {"source": "", "epochs": []}}
 
 
 def weights_of(state):
@@ -428,24 +450,29 @@ def set_up_process():
 
 def batches(samples, size):
     """Return the rows of each batch of a dict of samples"""
-    return np.split(rows := np.arange(len(samples["labels"])), range(size, len(rows), size))
+    rows = np.arange(len(samples["labels"]))
+    return np.split(rows, range(size, len(rows), size))
 
 
 def batch_gradients(params, samples, rows, config, workers):
     """Compute loss_and_grads of samples[rows] in shards of 16, shared among the threads.
-    Shards and the order of their sums, hence the bits, do not depend on the number of threads. Return the terms of the
-    loss, the list of the shards' gradients, whose sum is the batch's, and the list of their statistics."""
+
+    Shards and the order of their sums, hence the bits, do not depend on the number of threads.
+    Return the terms of the loss, the list of the shards' gradients, whose sum is the batch's, and
+    the list of their statistics."""
     def one(start):
         batch = to_batch(samples, rows[start:start + SHARD], params["conv1_w"].dtype)
         return loss_and_grads(params, batch, config, share=len(batch["labels"]) / len(rows))
-    terms, grads, statistics = zip(*workers.map(one, range(0, len(rows), SHARD)))
-    return {name: sum(each[name] for each in terms) for name in terms[0]}, grads, statistics
+    shards = workers.map(one, range(0, len(rows), SHARD))
+    shard_terms, shard_grads, shard_statistics = zip(*shards)
+    terms = {name: sum(terms[name] for terms in shard_terms) for name in shard_terms[0]}
+    return terms, shard_grads, shard_statistics
 
 
 def forward_shards(weights, samples, config, workers):
     """Compute scores, v, mu and a of all samples, as far as forward has them, {name: array}"""
     def one(rows):
-        batch = to_batch(samples, rows, next(iter(weights.values())).dtype)
+        batch = to_batch(samples, rows, weights["conv1_w"].dtype)
         out, _ = forward(weights, batch["images"], config)
         return {name: out[name] for name in ("scores", "mu", "a", "v") if name in out}
     parts = list(workers.map(one, batches(samples, SHARD)))
@@ -453,8 +480,8 @@ def forward_shards(weights, samples, config, workers):
 
 
 def class_activations(out, config):
-    """Return a number from 0 to 1 for each class, (N, J): the activation of a matrix capsule, the length of a vector
-    capsule or, of a CNN, the probability. out: of forward or forward_shards"""
+    """Return a number from 0 to 1 for each class, (N, J): the activation of a matrix capsule, the
+    length of a vector capsule or, of a CNN, the probability. out: of forward or forward_shards"""
     if config.model in MATRIX_MODELS:
         return out["a"]
     if config.model in VECTOR_MODELS:
@@ -475,7 +502,8 @@ def metrics_of(predicted, samples):
     """Return the metrics of some predicted classes, (n,), a dict of
       accuracy          fraction of the images correctly classified
       correct           (n,) bool
-      confusion         numbers of images, a list (J, J): a row per class, a column per predicted one
+      confusion         numbers of images, a list (J, J): a row per class, a column per predicted
+                        class
       toy_n, toy_hits   numbers of images and of those correctly classified, see count_per_toy"""
     labels = samples["labels"]
     correct = predicted == labels
@@ -512,8 +540,8 @@ def metrics_of_test(found, data, config):
       drop              their difference
       familiar_loss, familiar_confusion, familiar_toy_n, familiar_toy_hits, and the same of novel:
                         see evaluate
-      sweep             a dict of angles (azimuths or elevations, degrees) and accuracy at each, over
-                        both test sets or, with --split instance, over the novel toys
+      sweep             a dict of angles (azimuths or elevations, degrees) and accuracy at each,
+                        over both test sets or, with --split instance, over the novel toys
       correct           {"familiar", "novel"}, (n,) bool each
     found: {"familiar", "novel"}, the metrics of each test set."""
     correct = {name: found[name]["correct"] for name in found}
@@ -547,33 +575,37 @@ def validate(weights, data, config, workers):
     return {name: metrics[name] for name in VALIDATED}
 
 
-# -------------------------------------------------------------- the task: classify objects from novel viewpoints
+# -------------------------------------------------------------- the task: novel viewpoints
 
 DATA, INIT, BATCHES, EVALUATION = range(4)                              # purposes of random numbers
 
 
 def rng_for(seed, purpose, *key):
-    """Return a generator for each purpose and key: drawing more of one thing does not change another"""
+    """Return a generator for each purpose and key: drawing more of one thing does not change
+    another"""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, *key)))
 
 
-SIDE, N_CLASSES = 32, 5            # side of an input image, px; classes of every data set
+SIDE = 32                          # of an input image, px
+N_CLASSES = 5                      # of every data set
 SHAPE_NAMES = ("cross", "L", "T", "frame", "tripod")
 NORB_NAMES = ("animal", "human", "plane", "truck", "car")
 N_CHANNELS = {"shapes": 1, "smallnorb": 2, "toys": 2}
 MARGINS = 0.2, 0.9                 # margin m of the spread loss in the first and in the last epoch
-ELEVATIONS = (30, 40), (45, 70)    # training and novel elevations of --split elevation, degrees, as in the paper
-TOY_SPLITS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}         # instances of a class, as in smallNORB
-NORB_SIDE = 48                     # side of a toy's image, after downsampling by 2, px
-CHUNK = 2048                       # images shuffled at once, so that memory does not grow with the data
-MAX_BRIGHTNESS, CONTRASTS = 32, (0.5, 1.5)     # training jitter: up to +-32 of 255 gray levels; factors of contrast
+ELEVATIONS = (30, 40), (45, 70)    # training and novel ones of --split elevation, degrees
+TOY_SPLITS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}    # instances, as in smallNORB
+NORB_SIDE = 48                     # of a toy's image, after downsampling by 2, px
+CHUNK = 2048                       # images shuffled at once: memory does not grow with the data
+MAX_BRIGHTNESS = 32                # of the training jitter: up to +-32 of 255 gray levels
+CONTRASTS = 0.5, 1.5               # of the training jitter: factors
 
 
 def load_data(config, without=()):
     """Load the images and labels of a run: {"source", "train", "familiar", "novel"}.
 
-    The three splits are dicts of images (N, H, W, C), labels (N,) int64, azimuths and elevations (N,) in degrees; see
-    select_images. Toys that are not yet in the cache are rendered. without: names of splits to leave out."""
+    The three splits are dicts of images (N, H, W, C), labels (N,) int64, azimuths and elevations
+    (N,) in degrees and, of toys and smallNORB, instances and lightings (N,); see select_images.
+    Toys that are not yet in the cache are rendered. without: names of splits to leave out."""
     data = {name: samples for name, samples in select_images(config).items() if name not in without}
     if config.data == "toys":
         add_toy_images([data[name] for name in data if name != "source"], config)
@@ -583,19 +615,26 @@ def load_data(config, without=()):
 def select_images(config):
     """Return load_data's dict; toys have no images yet, since add_toy_images renders them.
 
-    familiar: the training viewpoints with new pixel noise (shapes), or the training viewpoints of the test toys
-    (toys, smallNORB). novel: the same objects from viewpoints outside the training range. With --split instance,
-    smallNORB's standard task, the objects differ instead of the viewpoints: familiar holds the training toys, novel
-    the test toys from the test azimuths. Raise InputError when a split has no image in its range of angles."""
+    familiar: the training viewpoints with new pixel noise (shapes), or the training viewpoints of
+    the test toys (toys, smallNORB). novel: the same objects from viewpoints outside the training
+    range. With --split instance, smallNORB's standard task, the objects differ instead of the
+    viewpoints: familiar holds the training toys, novel the test toys from the test azimuths. Raise
+    InputError when a split has no image in its range of angles."""
     train, test = angle_ranges(config)
     if config.data == "shapes":
         return {"source": "shapes"} | shape_views(config, train, test)
-    pools = load_norb(config.norb_dir) if config.data == "smallnorb" else {k: toy_tables(k) for k in TOY_SPLITS}
-    toys, angle = TOY_SPLITS | {"train": TOY_SPLITS["train"][:config.n_train_toys]}, viewpoint_angle(config)
-    data, familiar = {"source": config.data}, "train" if config.split == "instance" else "test"
-    for name, shown, angles in ("train", "train", train), ("familiar", familiar, train), ("novel", "test", test):
-        pool = pools[shown]
-        mask = in_range(pool[angle], angles) & np.isin(pool["instances"], toys[shown])
+    if config.data == "smallnorb":
+        pools = load_norb(config.norb_dir)
+    else:
+        pools = {name: toy_tables(name) for name in TOY_SPLITS}
+    instances = {"train": TOY_SPLITS["train"][:config.n_train_toys], "test": TOY_SPLITS["test"]}
+    familiar = "train" if config.split == "instance" else "test"
+    data = {"source": config.data}
+    for name, toys, angles in (
+            ("train", "train", train), ("familiar", familiar, train), ("novel", "test", test)):
+        pool = pools[toys]
+        angle = viewpoint_angle(config)
+        mask = in_range(pool[angle], angles) & np.isin(pool["instances"], instances[toys])
         if not mask.any():
             raise InputError(f"no {name} images: none has {angle} in {angles}. Widen the range")
         if name != "train" and config.n_test:
@@ -605,35 +644,46 @@ def select_images(config):
 
 
 def viewpoint_angle(config):
-    """Return the name of the angle that accuracies are reported by, "azimuths" or "elevations", a key of load_data's
-    dicts."""
+    """Return the name of the angle that accuracies are reported by, "azimuths" or "elevations", a
+    key of load_data's dicts."""
     return "elevations" if config.split == "elevation" else "azimuths"
 
 
 def angle_ranges(config):
-    """Return the (low, high) ranges in degrees of the training viewpoints and of the novel viewpoints.
+    """Return the (low, high) ranges in degrees of the training viewpoints and of the novel
+    viewpoints.
 
-    Raise InputError when the two ranges of azimuths overlap, except with --split instance, where the toys differ."""
+    Raise InputError when the two ranges of azimuths overlap, except with --split instance, where
+    the toys differ."""
     if config.split == "elevation":
         return ELEVATIONS
-    train, test = (parse_range(getattr(config, name), flag_of(name)) for name in ("train_azimuths", "test_azimuths"))
-    disjoint = (test[0] - train[0]) % 360 > train[1] - train[0] and (train[0] - test[0]) % 360 > test[1] - test[0]
-    if config.split == "azimuth" and not disjoint:
-        raise InputError(f"--train-azimuths {train} and --test-azimuths {test} meet. Choose ranges apart")
+    train = parse_range(config.train_azimuths, "--train-azimuths")
+    test = parse_range(config.test_azimuths, "--test-azimuths")
+    if config.split == "azimuth" and (starts_in(train, test) or starts_in(test, train)):
+        raise InputError(f"--train-azimuths {train} and --test-azimuths {test} meet. "
+                         "Choose ranges apart")
     return train, test
 
 
+def starts_in(one, other):
+    """Return whether a range (low, high) begins within another one on the circle, ends included"""
+    return (one[0] - other[0]) % 360 <= other[1] - other[0]
+
+
 def parse_range(text, flag):
-    """Return (low, high), two floats with low <= high, less than 360 degrees apart, from the text "LOW:HIGH"."""
+    """Return (low, high), two floats with low <= high, less than 360 degrees apart, from the text
+    "LOW:HIGH"."""
     with contextlib.suppress(ValueError):
         low, high = map(float, text.split(":"))
         if 0 <= high - low < 360:
             return low, high
-    raise InputError(f"{flag} {text}: must be LOW:HIGH in degrees, less than 360 apart, as in 0:150")
+    raise InputError(f"{flag} {text}: must be LOW:HIGH in degrees, less than 360 apart, "
+                     "as in 0:150")
 
 
 def in_range(angles, bounds):
-    """Return whether angles, (N,) in degrees, are within bounds (low, high) on the circle, ends included, (N,) bool."""
+    """Return whether angles, (N,) in degrees, are within bounds (low, high) on the circle, ends
+    included, (N,) bool."""
     low, high = bounds
     return (np.asarray(angles) - low + 1e-6) % 360 <= high - low + 2e-6
 
@@ -641,62 +691,75 @@ def in_range(angles, bounds):
 def sample_views(pool, mask, n):
     """Return a mask, (N,) bool, of about n of the masked rows of pool, in whole views.
 
-    A view is one toy from one viewpoint with all its lightings. The random choice is the same in every run."""
+    A view is one toy from one viewpoint with all its lightings. The random choice is the same in
+    every run."""
     rows = np.flatnonzero(mask)
-    keys = np.stack([pool[name][rows] for name in ("labels", "instances", "elevations", "azimuths")])
-    _, view_index = np.unique(keys, axis=1, return_inverse=True)
-    n_views = view_index.max() + 1
-    chosen = np.random.default_rng(0).permutation(n_views)[:-(-n * n_views // len(rows))]
-    return np.isin(np.arange(len(mask)), rows[np.isin(view_index.ravel(), chosen)])
+    keys = [pool[name][rows] for name in ("labels", "instances", "elevations", "azimuths")]
+    _, view_of_row = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    view_of_row = view_of_row.ravel()
+    n_views = view_of_row.max() + 1
+    n_chosen = math.ceil(n * n_views / len(rows))
+    chosen = np.random.default_rng(0).permutation(n_views)[:n_chosen]
+    return np.isin(np.arange(len(mask)), rows[np.isin(view_of_row, chosen)])
 
 
 def epoch_samples(data, epoch, config):
     """Yield the training images of one epoch, shuffled, in chunks of whole batches.
 
-    Each chunk is a dict of images (n, H, W, C), labels (n,) and margin (n,), the spread loss's margin m of this epoch;
-    of toys and smallNORB also jitter (n, 4), random numbers for crop_batch; with dropout also dropout_mask (n, hidden
-    units), each entry 0 or 1 / (1 - dropout)."""
+    Each chunk is a dict of images (n, H, W, C), labels (n,) and margin (n,), the spread loss's
+    margin m of this epoch; of toys and smallNORB also jitter (n, 4), random numbers for crop_batch;
+    with dropout also dropout_mask (n, hidden units), each entry 0 or 1 / (1 - dropout)."""
     train = data["train"]
     order = rng_for(config.seed, BATCHES, epoch).permutation(len(train["labels"]))
     size = max(1, CHUNK // config.batch_size) * config.batch_size
-    margin = MARGINS[0] + (MARGINS[1] - MARGINS[0]) * epoch / max(1, config.n_epochs - 1)
+    first, last = MARGINS
+    margin = first + (last - first) * epoch / max(1, config.n_epochs - 1)
     for k, start in enumerate(range(0, len(order), size)):
-        rng, rows = rng_for(config.seed, BATCHES, epoch, k), order[start:start + size]
+        rng = rng_for(config.seed, BATCHES, epoch, k)
+        rows = order[start:start + size]
         samples = {"images": train["images"][rows], "labels": train["labels"][rows],
                    "margin": np.full(len(rows), margin, np.float32)}
         if config.data != "shapes":
             samples["jitter"] = rng.random((4, len(rows))).T
         if config.dropout:
-            draws = rng.random((len(rows), param_shapes(config)["fc2_w"][0]), np.float32)
-            samples["dropout_mask"] = (draws >= config.dropout) / np.float32(1 - config.dropout)
+            n_hidden, _ = param_shapes(config)["fc2_w"]
+            is_kept = rng.random((len(rows), n_hidden), np.float32) >= config.dropout
+            samples["dropout_mask"] = is_kept / np.float32(1 - config.dropout)
         yield samples
 
 
 def to_batch(samples, rows, dtype=np.float32):
-    """Return the given rows of samples as one batch of floating-point type dtype, a dict of images (N, 32, 32, C),
-    those of toys and smallNORB standardized and cropped, labels (N,) and, in training, margin (N,) and dropout_mask (N,
-    hidden units)"""
-    batch = {name: a[rows] if name == "labels" else a[rows].astype(dtype, copy=False) for name, a in samples.items()
-             if name in ("labels", "margin", "dropout_mask")}
-    images, jitter = samples["images"], samples["jitter"][rows] if "jitter" in samples else None
-    return batch | {"images": crop_batch(images, rows, jitter, dtype) if images.dtype == np.uint8 else
-                    images[rows].astype(dtype, copy=False)}
+    """Return the given rows of samples as one batch of floating-point type dtype, a dict of images
+    (N, 32, 32, C), those of toys and smallNORB standardized and cropped, labels (N,) and, in
+    training, margin (N,) and dropout_mask (N, hidden units)"""
+    images = samples["images"]
+    if images.dtype == np.uint8:
+        jitter = samples["jitter"][rows] if "jitter" in samples else None
+        images = crop_batch(images, rows, jitter, dtype)
+    else:
+        images = images[rows].astype(dtype, copy=False)
+    batch = {"images": images, "labels": samples["labels"][rows]}
+    for name in ("margin", "dropout_mask"):
+        if name in samples:
+            batch[name] = samples[name][rows].astype(dtype, copy=False)
+    return batch
 
 
 LABELS_PER_IMAGE = 1
 
 
 def image_shapes(config):
-    """Return the shapes of the images that prepare_images takes. Toys and smallNORB have a channel for each camera, and
-    48x48 px, as in load_data's dicts, or 96x96, as in smallNORB's files"""
+    """Return the shapes of the images that prepare_images takes. Toys and smallNORB have a channel
+    for each camera, and 48x48 px, as in load_data's dicts, or 96x96, as in smallNORB's files"""
     if config.data == "shapes":
         return ((SIDE, SIDE, 1),)
     return (NORB_SIDE, NORB_SIDE, 2), (2 * NORB_SIDE, 2 * NORB_SIDE, 2)
 
 
 def prepare_images(images, config):
-    """Return images as forward takes them, (n, 32, 32, C) float32: shapes in [0, 1]; of toys and smallNORB the central
-    crop of the standardized image. images: uint8 (n, *shape), with one of image_shapes"""
+    """Return images as forward takes them, (n, 32, 32, C) float32: shapes in [0, 1]; of toys and
+    smallNORB the central crop of the standardized image. images: uint8 (n, *shape), with one of
+    image_shapes"""
     if config.data == "shapes":
         return images / np.float32(255)
     if images.shape[1] > NORB_SIDE:
@@ -705,32 +768,42 @@ def prepare_images(images, config):
 
 
 def crop_batch(images, rows, jitter=None, dtype=np.float32):
-    """Return network inputs, (n, 32, 32, 2) of type dtype, from the given rows of images (N, 48, 48, 2) uint8.
+    """Return network inputs, (n, 32, 32, 2) of type dtype, from the given rows of images, (N, 48,
+    48, 2) uint8.
 
-    jitter: (n, 4) random numbers in [0, 1), of the crop's row and column, contrast and brightness; None, in tests, for
-    the central crop alone. As in the paper, the whole image is standardized first. The contrast jitter scales the image
-    about its mean, the brightness jitter is in gray levels. Applied before the standardization they would be undone."""
+    jitter: (n, 4) random numbers in [0, 1), of the crop's row and column, contrast and brightness;
+    None, in tests, for the central crop alone. As in the paper, the whole image is standardized
+    first. The contrast jitter scales the image about its mean, the brightness jitter is in gray
+    levels. Applied before the standardization they would be undone."""
     images = images[rows]
-    n, slack = len(images), NORB_SIDE - SIDE
+    n = len(images)
+    n_corners = NORB_SIDE - SIDE + 1                        # rows or columns where a crop can begin
     if jitter is None:
-        center = slice(slack // 2, slack // 2 + SIDE)
+        begin = n_corners // 2
+        center = slice(begin, begin + SIDE)
         return standardize(images, dtype=dtype)[:, center, center].copy()
-    top, left = (jitter[:, :2] * (slack + 1)).astype(int).T
-    contrast = CONTRASTS[0] + (CONTRASTS[1] - CONTRASTS[0]) * jitter[:, 2]
-    x = standardize(images, contrast, MAX_BRIGHTNESS * (2 * jitter[:, 3] - 1), dtype)
-    windows = sliding_window_view(x.reshape(n, NORB_SIDE, 2 * NORB_SIDE), (SIDE, 2 * SIDE), axis=(1, 2))
-    return windows[np.arange(n), top, 2 * left].reshape(n, SIDE, SIDE, 2)               # windows: (n, 17, 33, 32, 64)
+    top, left = (jitter[:, :2] * n_corners).astype(int).T
+    low, high = CONTRASTS
+    contrast = low + (high - low) * jitter[:, 2]
+    brightness = MAX_BRIGHTNESS * (2 * jitter[:, 3] - 1)
+    x = standardize(images, contrast, brightness, dtype)
+    # A row of both cameras' pixels, (x, camera), is one axis: crops are then copied row by row
+    x = x.reshape(n, NORB_SIDE, 2 * NORB_SIDE)
+    windows = sliding_window_view(x, (SIDE, 2 * SIDE), axis=(1, 2))     # (n, 17, 33, 32, 64)
+    return windows[np.arange(n), top, 2 * left].reshape(n, SIDE, SIDE, 2)
 
 
 def standardize(images, contrast=1.0, brightness=0.0, dtype=np.float32):
     """Return images with zero mean and unit variance each, over all pixels and both cameras.
 
-    images, uint8 (N, H, W, C), to dtype (N, H, W, C). After the standardization an image is multiplied by its
-    contrast, and its brightness, in gray levels of the original image, is added; both are numbers or (N,). A standard
-    deviation below one gray level counts as one, so that a constant image becomes 0."""
-    x = images.astype(dtype).reshape(len(images), math.prod(images.shape[1:]))                 # (N, H*W*C)
+    images, uint8 (N, H, W, C), to dtype (N, H, W, C). After the standardization an image is
+    multiplied by its contrast, and its brightness, in gray levels of the original image, is added;
+    both are numbers or (N,). A standard deviation below one gray level counts as one, so that a
+    constant image becomes 0."""
+    n_pixels = math.prod(images.shape[1:])
+    x = images.astype(dtype).reshape(len(images), n_pixels)
     x -= x.mean(1, keepdims=True)
-    std = np.maximum(np.sqrt(np.vecdot(x, x) / x.shape[1]), 1)                                 # (N,)
+    std = np.maximum(np.sqrt(np.vecdot(x, x) / n_pixels), 1)            # (N,)
     x *= (contrast / std).astype(dtype)[:, None]
     x += (brightness / std).astype(dtype)[:, None]
     return x.reshape(images.shape)
@@ -1922,13 +1995,15 @@ HEADS = {                          # by --model
 # -------------------------------------------------------------- optimizer
 
 def optimizer_step(state, shard_grads, rate, config, workers):
-    """Update all parameters in place by Adam. shard_grads: list of gradient dicts, which are added up. rate: the
-    schedule's factor."""
-    m, v, step = state["adam_m"], state["adam_v"], state["step"] + 1
-    adam_step(state["params"], shard_grads, m, v, step, config.lr * rate, workers)
-    if step % 500 == 0:            # weights without a gradient: their moments decay to denormal numbers, which are slow
-        for a in (*m.values(), *v.values()):
-            a[np.abs(a) < 1e-35] = 0
+    """Update all parameters in place by Adam. shard_grads: list of gradient dicts, which are added
+    up. rate: the schedule's factor."""
+    params, m, v = state["params"], state["adam_m"], state["adam_v"]
+    step = state["step"] + 1
+    adam_step(params, shard_grads, m, v, step, config.lr * rate, workers)
+    if step % 500 == 0:            # moments of weights without a gradient decay to denormal numbers,
+        for moments in m, v:       # which are slow
+            for a in moments.values():
+                a[np.abs(a) < 1e-35] = 0
 
 
 def schedule(config, step, n_steps):
