@@ -2271,15 +2271,23 @@ def n_cores():
 
 # -------------------------------------------------------------- files of views, rendered toys
 
-NORB_FILES = {(split, kind): f"smallnorb-5x{toys}x9x18x6x2x96x96-{split}ing-{kind}.mat"
-              for split, toys in (("train", "46789"), ("test", "01235")) for kind in ("dat", "cat", "info")}
+NORB_FILES = {                     # by split and kind of file; names hold the instances of its toys
+    (split, kind): f"smallnorb-5x{toys}x9x18x6x2x96x96-{split}ing-{kind}.mat"
+    for split, toys in (("train", "46789"), ("test", "01235"))
+    for kind in ("cat", "info", "dat")}
 NORB_FORMAT = {                    # by kind of file: magic number, dtype, shape of a row
-    "dat": (0x1E3D4C55, "u1", (2, 96, 96)), "cat": (0x1E3D4C54, "<i4", ()), "info": (0x1E3D4C54, "<i4", (4,))}
-NORB_CODES = (                     # name, valid codes, scale and offset that convert a code to a value
-    ("labels", range(5), 1, 0), ("instances", range(10), 1, 0), ("elevations", range(9), 5, 30),
-    ("azimuths", range(0, 36, 2), 10, 0), ("lightings", range(6), 1, 0))
-NORB_ROWS = 24300                  # of a split: 5 classes x 5 toys x 9 elevations x 18 azimuths x 6 lightings
-DATA_NAMES = {"toys": "rendered toys", "smallnorb": "smallNORB", "shapes": "five shapes"}     # in all output
+    "dat": (0x1E3D4C55, "u1", (2, 96, 96)),
+    "cat": (0x1E3D4C54, "<i4", ()),
+    "info": (0x1E3D4C54, "<i4", (4,))}
+NORB_CODES = (                     # name, valid codes, scale and offset from a code to a value
+    ("labels", range(5), 1, 0),
+    ("instances", range(10), 1, 0),
+    ("elevations", range(9), 5, 30),
+    ("azimuths", range(0, 36, 2), 10, 0),
+    ("lightings", range(6), 1, 0))
+NORB_ROWS = 24300                  # 5 classes x 5 toys x 9 elevations x 18 azimuths x 6 lightings
+DATA_NAMES = {                     # in all output
+    "toys": "rendered toys", "smallnorb": "smallNORB", "shapes": "five shapes"}
 
 
 def class_names(data):
@@ -2288,93 +2296,141 @@ def class_names(data):
 
 
 def data_name(source, trained_on=None):
-    """Return what a data set is called in all output, and the one that was trained on, if it is another"""
-    other = f" (trained on {data_name(trained_on)})" if trained_on not in (None, source) else ""
-    return DATA_NAMES.get(source, f"images of {source}") + other
+    """Return what a data set is called in all output, and the one that was trained on, if it is
+    another"""
+    name = DATA_NAMES.get(source, f"images of {source}")
+    if trained_on not in (None, source):
+        name += f" (trained on {data_name(trained_on)})"
+    return name
 
 
 def fit_to_data(config, data):
     """Return config. Raise InputError unless data are as load_data returns them"""
-    dtypes, shape = (("f4", "f8"), (SIDE, SIDE, 1)) if config.data == "shapes" else (("u1",), (NORB_SIDE, NORB_SIDE, 2))
-    for split in [name for name in ("train", "familiar", "novel") if name in data]:
-        images, labels = (np.asarray(data[split][name]) for name in ("images", "labels"))
-        if images.dtype not in dtypes or images.shape[1:] != shape or not len(images):
-            given = f"images, {images.dtype} {images.shape}"
-            raise InputError(f"{split}: {given}: give {np.dtype(dtypes[-1])} {('n', *shape)}")
-        fits = labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64) and labels.shape == images.shape[:1]
-        if not fits or labels.min() < 0 or labels.max() > 4:
-            raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. Give {len(images)} int64 from 0 to 4")
+    shape, dtypes = (NORB_SIDE, NORB_SIDE, 2), ("u1",)
+    if config.data == "shapes":
+        shape, dtypes = (SIDE, SIDE, 1), ("f4", "f8")
+    for split in ("train", "familiar", "novel"):
+        if split in data:
+            images = np.asarray(data[split]["images"])
+            labels = np.asarray(data[split]["labels"])
+            if images.dtype not in dtypes or images.shape[1:] != shape or len(images) == 0:
+                raise InputError(f"{split}: images, {images.dtype} {images.shape}: "
+                                 f"give {np.dtype(dtypes[-1])} {('n', *shape)}")
+            if not are_labels(labels, len(images)):
+                raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. "
+                                 f"Give {len(images)} int64 from 0 to 4")
     return config
+
+
+def are_labels(labels, n):
+    """Return whether an array holds the classes of n images"""
+    is_integer = labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64)
+    return (is_integer and labels.shape == (n,)
+            and labels.min() >= 0 and labels.max() < N_CLASSES)
 
 
 def downsample(images):
     """Return images at half the resolution, with the cameras as channels: means of 2x2 pixels.
 
-    (N, 2, H, W) uint8 to (N, H/2, W/2, 2) uint8. Means are rounded to the nearest integer, halves upwards."""
-    rows = images[:, :, ::2].astype(np.uint16) + images[:, :, 1::2]                            # (N, 2, H/2, W)
-    return ((rows[..., ::2] + rows[..., 1::2] + np.uint16(2)) >> 2).astype(np.uint8).transpose(0, 2, 3, 1)
+    (N, 2, H, W) uint8 to (N, H/2, W/2, 2) uint8. Means are rounded to the nearest integer, halves
+    upwards."""
+    rows = images[:, :, ::2].astype(np.uint16) + images[:, :, 1::2]     # (N, 2, H/2, W)
+    sums = rows[..., ::2] + rows[..., 1::2]                             # (N, 2, H/2, W/2)
+    means = ((sums + np.uint16(2)) >> 2).astype(np.uint8)
+    return means.transpose(0, 2, 3, 1)
 
 
 def read_norb_file(path, kind):
-    """Return the array in one smallNORB file, .mat or .mat.gz; its number of rows N is read from the header.
+    """Return the array in one smallNORB file, .mat or .mat.gz; its number of rows N is read from
+    the header.
 
-    kind "dat": images, (N, 48, 48, 2) uint8; "cat": labels, (N,) int32; "info": (N, 4) int32. Images are downsampled
-    from 96x96 px while they are read: 112 MB in place of 448. Raise InputError if the file is missing or damaged."""
-    magic, dtype, shape = NORB_FORMAT[kind]
-    row_size = np.dtype(dtype).itemsize * math.prod(shape)
+    kind "dat": images, (N, 48, 48, 2) uint8; "cat": labels, (N,) int32; "info": (N, 4) int32.
+    Images are downsampled from 96x96 px while they are read: 112 MB in place of 448. Raise
+    InputError if the file is missing or damaged."""
+    open_file = gzip.open if path.suffix == ".gz" else open
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            header = np.frombuffer(file.read(4 * (2 + max(3, 1 + len(shape)))), "<i4").tolist()
-            N = header[2]
-            if header[:2] + header[3:3 + len(shape)] != [magic, 1 + len(shape), *shape] or not 1 <= N <= NORB_ROWS:
-                raise ValueError(f"its header says {header}")
-            out = np.empty((N, NORB_SIDE, NORB_SIDE, 2), np.uint8) if kind == "dat" else np.empty((N, *shape), np.int32)
-            for start in range(0, N, 32):
-                rows = out[start:start + 32]
-                chunk = np.frombuffer(file.read(len(rows) * row_size), dtype).reshape(len(rows), *shape)
-                rows[...] = downsample(chunk) if kind == "dat" else chunk
-            if file.read(1):                                           # reading past the end also checks gzip's CRC
+        with open_file(path, "rb") as file:
+            array = read_norb_rows(file, kind)
+            if file.read(1):               # reading past the end also checks gzip's CRC
                 raise ValueError("it is longer than its header says")
     except FileNotFoundError:
-        raise InputError(f"{path}: missing. Give the folder of smallNORB's six files as --norb-dir") from None
+        raise InputError(f"{path}: missing. Give the folder of smallNORB's six files as "
+                         "--norb-dir") from None
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
-        raise InputError(f"{path}: damaged, or not a smallNORB {kind} file ({error}). Get the file again") from None
-    return out
+        raise InputError(f"{path}: damaged, or not a smallNORB {kind} file ({error}). "
+                         "Get the file again") from None
+    return array
+
+
+def read_norb_rows(file, kind):
+    """Return the array of read_norb_file from an open file. Raise ValueError or IndexError if its
+    header is wrong, or if it is too short"""
+    magic, dtype, shape = NORB_FORMAT[kind]
+    n_axes = 1 + len(shape)
+    header = np.frombuffer(file.read(4 * (2 + max(3, n_axes))), "<i4").tolist()
+    N = header[2]
+    is_right = header[:2] == [magic, n_axes] and header[3:2 + n_axes] == [*shape]
+    if not is_right or not 1 <= N <= NORB_ROWS:
+        raise ValueError(f"its header says {header}")
+    if kind == "dat":
+        array = np.empty((N, NORB_SIDE, NORB_SIDE, 2), np.uint8)
+    else:
+        array = np.empty((N, *shape), np.int32)
+    row_size = np.dtype(dtype).itemsize * math.prod(shape)
+    for start in range(0, N, 32):
+        n = min(32, N - start)
+        chunk = np.frombuffer(file.read(n * row_size), dtype).reshape(n, *shape)
+        array[start:start + n] = downsample(chunk) if kind == "dat" else chunk
+    return array
 
 
 def load_norb(norb_dir):
     """Return the smallNORB files of a folder: {"train", "test"}, two dicts of arrays.
 
-    images, (N, 48, 48, 2) uint8, whose channels are the left and the right camera; labels, instances, elevations and
-    azimuths (degrees), lightings, all (N,) int64. Of .mat and .mat.gz, .mat is read."""
-    data = {"train": {}, "test": {}}
-    for split, arrays in data.items():
-        paths = {kind: Path(os.path.expanduser(norb_dir)) / NORB_FILES[split, kind] for kind in ("cat", "info", "dat")}
-        read = {kind: read_norb_file(path if path.exists() else path.with_suffix(".mat.gz"), kind)
-                for kind, path in paths.items()}                       # the small files first
-        columns = list(zip((read["cat"], *read["info"].T), NORB_CODES))
-        if len(set(map(len, read.values()))) > 1 or not all(np.isin(c, codes).all() for c, (_, codes, *_) in columns):
-            raise InputError(f"{paths['dat']}: does not fit the cat and info files beside it. Get the three again")
-        for column, (name, _, scale, offset) in columns:
-            arrays[name] = column.astype(np.int64) * scale + offset
-        arrays["images"] = read["dat"]
-    return data
+    images, (N, 48, 48, 2) uint8, whose channels are the left and the right camera; labels,
+    instances, elevations and azimuths (degrees), lightings, all (N,) int64. Of .mat and .mat.gz,
+    .mat is read."""
+    return {split: load_norb_split(norb_dir, split) for split in TOY_SPLITS}
+
+
+def load_norb_split(norb_dir, split):
+    """Return one of load_norb's dicts"""
+    read = {}
+    for kind in ("cat", "info", "dat"):                                 # the small files first
+        path = Path(os.path.expanduser(norb_dir), NORB_FILES[split, kind])
+        if not path.exists():
+            path = path.with_suffix(".mat.gz")
+        read[kind] = read_norb_file(path, kind)
+    not_together = InputError(f"{path}: does not fit the cat and info files beside it. "
+                              "Get the three again")
+    if len({len(array) for array in read.values()}) > 1:
+        raise not_together
+    arrays = {}
+    for column, (name, codes, scale, offset) in zip((read["cat"], *read["info"].T), NORB_CODES):
+        if not np.isin(column, codes).all():
+            raise not_together
+        arrays[name] = column.astype(np.int64) * scale + offset
+    return arrays | {"images": read["dat"]}
 
 
 # Shapes are five sets of points, drawn as blobs.
 
 def shape_points():
-    """Return the five shapes as arrays of points, (n, 3), in [-1, 1]^3: x right, y up, z towards the viewer."""
-    segment = np.linspace                                               # (start, end, number of points)
-    cross = np.array([[0, 0, 0], [1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], float) * 0.8
-    ell = np.concatenate([segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7), segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
+    """Return the five shapes as arrays of points, (n, 3), in [-1, 1]^3: x right, y up, z towards
+    the viewer."""
+    segment = np.linspace                                   # (start, end, number of points)
+    ends = [[0, 0, 0], [1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]]
+    cross = np.array(ends, float) * 0.8
+    ell = np.concatenate([segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7),
+                          segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
                           segment((-0.5, -0.7, 0), (-0.5, -0.7, 0.6), 3)[1:]])
-    tee = np.concatenate([segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7), segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
+    tee = np.concatenate([segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7),
+                          segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
     corners = np.array(np.meshgrid(*[(-0.65, 0.65)] * 3)).reshape(3, 8).T
-    frame = np.concatenate([segment(a, b, 5) for k, a in enumerate(corners) for b in corners[k + 1:]
-                            if np.count_nonzero(a != b) == 1])
-    tripod = np.concatenate([segment((0, 0, 0), end, 6) for end in ((0.9, 0, 0), (0, 0.9, 0), (0, 0, 0.9))])
-    return cross, ell, tee, frame, np.unique(tripod, axis=0)
+    edges = [segment(a, b, 5) for a, b in itertools.combinations(corners, 2)
+             if np.count_nonzero(a != b) == 1]
+    tripod = np.concatenate([segment((0, 0, 0), end, 6) for end in np.eye(3) * 0.9])
+    return cross, ell, tee, np.concatenate(edges), np.unique(tripod, axis=0)
 
 
 BLOB = 1.2                         # standard deviation of the Gaussian blob that draws a point, px
@@ -2385,18 +2441,22 @@ NOISE = 0.04                       # standard deviation of the pixel noise
 def render(labels, azimuths, elevations, rng):
     """Return images of shapes from given viewpoints, (N, 32, 32, 1) float32 in [0, 1].
 
-    labels, (N,) int; azimuths and elevations, (N,) in degrees. Under orthographic projection every point of a shape
-    is drawn as a Gaussian blob, with a brightness from 0.5 (far) to 1 (near). Blobs are added and clipped at 1, then
-    Gaussian pixel noise is added. A blob is the product of a row profile and a column profile, so that an image with
-    n points is one matrix product (32, n) @ (n, 32)."""
-    images, pixels = np.empty((len(labels), SIDE, SIDE, 1), np.float32), np.arange(SIDE) - (SIDE - 1) / 2
+    labels, (N,) int; azimuths and elevations, (N,) in degrees. Under orthographic projection every
+    point of a shape is drawn as a Gaussian blob, with a brightness from 0.5 (far) to 1 (near).
+    Blobs are added and clipped at 1, then Gaussian pixel noise is added. A blob is the product of a
+    row profile and a column profile, so that an image with n points is one matrix product (32, n) @
+    (n, 32)."""
+    images = np.empty((len(labels), SIDE, SIDE, 1), np.float32)
+    pixels = np.arange(SIDE) - (SIDE - 1) / 2
     R = np.stack([*map(view_rotation, azimuths, elevations)])
     for label, points in enumerate(shape_points()):
         rows = np.flatnonzero(labels == label)
-        x, y, z = np.moveaxis(points @ R[rows].transpose(0, 2, 1), -1, 0)                      # (n, points) each
-        profile = [np.exp(-0.5 * ((pixels - RADIUS * coordinate[..., None]) / BLOB) ** 2) for coordinate in (x, -y)]
-        brightness = (0.75 + 0.25 * np.clip(z, -1, 1))[..., None]
-        images[rows, :, :, 0] = profile[1].transpose(0, 2, 1) @ (profile[0] * brightness)
+        turned = points @ R[rows].transpose(0, 2, 1)
+        x, y, z = np.moveaxis(turned[..., None], 2, 0)                  # (images, points, 1) each
+        columns = np.exp(-0.5 * ((pixels - RADIUS * x) / BLOB) ** 2)    # (images, points, 32)
+        lines = np.exp(-0.5 * ((pixels - RADIUS * -y) / BLOB) ** 2)
+        brightness = 0.75 + 0.25 * np.clip(z, -1, 1)
+        images[rows, :, :, 0] = lines.transpose(0, 2, 1) @ (columns * brightness)
     np.minimum(images, 1, out=images)
     images += np.float32(NOISE) * rng.standard_normal(images.shape, np.float32)
     return np.clip(images, 0, 1, out=images)
@@ -2407,140 +2467,192 @@ def make_views(azimuths, elevations, n_per_view, rng):
 
     The result is a dict of arrays with one row per image: images, labels, azimuths, elevations."""
     values = np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view)
-    labels, a, e, _ = (grid.ravel() for grid in np.meshgrid(*values, indexing="ij"))
-    return {"images": render(labels, a, e, rng), "labels": labels, "azimuths": a % 360, "elevations": e}
+    grids = np.meshgrid(*values, indexing="ij")
+    labels, azimuths, elevations, _ = (grid.ravel() for grid in grids)
+    return {"images": render(labels, azimuths, elevations, rng), "labels": labels,
+            "azimuths": azimuths % 360, "elevations": elevations}
 
 
 def shape_views(config, train, test):
-    """Return {"train", "familiar", "novel"}, three of make_views' dicts, from the given ranges of angles.
+    """Return {"train", "familiar", "novel"}, three of make_views' dicts, from the given ranges of
+    angles.
 
-    Each split has n_train_views azimuths (novel azimuths: n_test_views) by n_elev elevations, equally spaced over their
-    ranges: n_per_combo images of each training view, two images of each test view."""
-    azimuths, elevations = train, (30, 70)
+    Each split has n_train_views azimuths (novel azimuths: n_test_views) by n_elev elevations,
+    equally spaced over their ranges: n_per_combo images of each training view, two images of each
+    test view."""
     if config.split == "elevation":
-        azimuths, elevations = parse_range(OF_SHAPES["train_azimuths"], "--train-azimuths"), train
-    familiar = np.linspace(*azimuths, config.n_train_views), np.linspace(*elevations, config.n_elev)
-    novel = (np.linspace(*test, config.n_test_views), familiar[1]) if config.split == "azimuth" else (
-        familiar[0], np.linspace(*test, config.n_elev))
-    return {"train": make_views(*familiar, config.n_per_combo, rng_for(config.seed, DATA)),
-            "familiar": make_views(*familiar, 2, rng_for(config.seed, EVALUATION, 0)),
-            "novel": make_views(*novel, 2, rng_for(config.seed, EVALUATION, 1))}
+        azimuth_range = parse_range(OF_SHAPES["train_azimuths"], "--train-azimuths")
+        elevation_range = train
+    else:
+        azimuth_range = train
+        elevation_range = (30, 70)
+    azimuths = np.linspace(*azimuth_range, config.n_train_views)
+    elevations = np.linspace(*elevation_range, config.n_elev)
+    if config.split == "elevation":
+        novel = azimuths, np.linspace(*test, config.n_elev)
+    else:
+        novel = np.linspace(*test, config.n_test_views), elevations
+    return {
+        "train": make_views(azimuths, elevations, config.n_per_combo, rng_for(config.seed, DATA)),
+        "familiar": make_views(azimuths, elevations, 2, rng_for(config.seed, EVALUATION, 0)),
+        "novel": make_views(*novel, 2, rng_for(config.seed, EVALUATION, 1))}
 
 
-# Toys have the structure of smallNORB. The views that a run needs are rendered once and kept in a cache on disk.
+# Toys have the structure of smallNORB. The views that a run needs are rendered once and kept in a
+# cache on disk.
 
-TOYS_CACHE = "~/.cache/hinton-toys/toys-{}-version-1"                   # seed of the toys; version of the renderer
-TOY_ELEVATIONS, TOY_AZIMUTHS = range(30, 75, 5), range(0, 360, 20)
+TOYS_CACHE = "~/.cache/hinton-toys/toys-{}-version-1"   # seed of the toys; version of the renderer
+TOY_ELEVATIONS = range(30, 75, 5)
+TOY_AZIMUTHS = range(0, 360, 20)
 
 
 def toy_tables(split):
     """Return the table of a split's toys, load_norb's dict without the images."""
-    values = (range(N_CLASSES), TOY_SPLITS[split], TOY_ELEVATIONS, TOY_AZIMUTHS, range(len(LIGHTINGS)))
+    lightings = range(len(LIGHTINGS))
+    values = range(N_CLASSES), TOY_SPLITS[split], TOY_ELEVATIONS, TOY_AZIMUTHS, lightings
     grids = np.meshgrid(*map(np.array, values), indexing="ij")
     return {name: grid.ravel() for (name, *_), grid in zip(NORB_CODES, grids)}
 
 
 def toy_views(elevations, azimuths):
-    """Return the indices, 0 to 161, of a toy's views with the given elevations and azimuths in degrees."""
+    """Return the indices, 0 to 161, of a toy's views with the given elevations and azimuths in
+    degrees."""
     row = (elevations - TOY_ELEVATIONS.start) // TOY_ELEVATIONS.step
-    return len(TOY_AZIMUTHS) * row + (azimuths - TOY_AZIMUTHS.start) // TOY_AZIMUTHS.step
+    column = (azimuths - TOY_AZIMUTHS.start) // TOY_AZIMUTHS.step
+    return len(TOY_AZIMUTHS) * row + column
 
 
 def toy_path(category, instance, toy_seed):
     """Return the path of the cache file of one toy."""
-    return Path(os.path.expanduser(TOYS_CACHE.format(toy_seed))) / f"{NORB_NAMES[category]}-{instance}.npz"
+    folder = os.path.expanduser(TOYS_CACHE.format(toy_seed))
+    return Path(folder, f"{NORB_NAMES[category]}-{instance}.npz")
 
 
 def read_toy(path):
-    """Return the cached views of a toy, {view index: images (6, 48, 48, 2)}; {} if the file is missing or damaged."""
+    """Return the cached views of a toy, {view index: images (6, 48, 48, 2)}; {} if the file is
+    missing or damaged."""
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return dict(zip(file["views"].tolist(), file["images"], strict=True))
-    except Exception:                                 # NumPy does not document which errors a damaged file raises
+    except Exception:              # what a damaged file makes its reader raise is not documented
         return {}
 
 
 def draw_toy(category, instance, toy_seed, views):
-    """Render views of a toy, given by their indices, add them to its cache file, if that can be written, and return
-    {view index: images (6, 48, 48, 2) uint8}."""
-    toy, n, path = make_toy(category, instance, toy_seed), len(TOY_AZIMUTHS), toy_path(category, instance, toy_seed)
-    drawn = {view: downsample(draw_view(toy, TOY_ELEVATIONS[view // n], TOY_AZIMUTHS[view % n], 2 * NORB_SIDE))
-             for view in views}
+    """Render views of a toy, given by their indices, add them to its cache file, if that can be
+    written, and return {view index: images (6, 48, 48, 2) uint8}."""
+    toy = make_toy(category, instance, toy_seed)
+    drawn = {}
+    for view in views:
+        row, column = divmod(view, len(TOY_AZIMUTHS))
+        images = draw_view(toy, TOY_ELEVATIONS[row], TOY_AZIMUTHS[column], 2 * NORB_SIDE)
+        drawn[view] = downsample(images)
+    path = toy_path(category, instance, toy_seed)
     known = read_toy(path) | drawn
+    known_views = sorted(known)
+    file = io.BytesIO()
+    np.savez(file, views=known_views, images=np.stack([known[view] for view in known_views]))
     with contextlib.suppress(InputError):
-        file = io.BytesIO()
-        np.savez(file, views=np.array(sorted(known)), images=np.stack([known[view] for view in sorted(known)]))
         write_file(path, file.getvalue())
     return drawn
 
 
 def add_toy_images(tables, config):
-    """Add images to tables of toys, which are dicts as toy_tables returns them. Views that the cache lacks are rendered
-    and added to it."""
-    ids = [(table["labels"], table["instances"], toy_views(table["elevations"], table["azimuths"])) for table in tables]
-    wanted = {}
-    for label, instance, view in zip(*map(np.concatenate, zip(*ids))):
-        wanted.setdefault((int(label), int(instance)), set()).add(int(view))
+    """Add images to tables of toys, which are dicts as toy_tables returns them. Views that the
+    cache lacks are rendered and added to it."""
+    wanted = {}                    # by (label, instance): indices of views
+    for table in tables:
+        for label, instance, view, _ in rows_of_toys(table):
+            wanted.setdefault((label, instance), set()).add(view)
     images_of = {toy: read_toy(toy_path(*toy, config.toy_seed)) for toy in wanted}
     missing = {toy: sorted(views - images_of[toy].keys()) for toy, views in wanted.items()}
-    if n := sum(map(len, missing.values())):
-        say(f"rendering {n:,} views of toys, to be kept in {toy_path(0, 0, config.toy_seed).parent}", config)
+    n_missing = sum(len(views) for views in missing.values())
+    if n_missing:
+        folder = toy_path(0, 0, config.toy_seed).parent
+        say(f"rendering {n_missing:,} views of toys, to be kept in {folder}", config)
     for toy, views in missing.items():
         if views:
             images_of[toy] |= draw_toy(*toy, config.toy_seed, views)
-    for table, (labels, instances, views) in zip(tables, ids):
-        table["images"] = np.stack([images_of[key[:2]][key[2]][key[3]] for key in zip(
-            labels.tolist(), instances.tolist(), views.tolist(), table["lightings"].tolist())])
+    for table in tables:
+        table["images"] = np.stack([images_of[label, instance][view][lighting]
+                                    for label, instance, view, lighting in rows_of_toys(table)])
 
 
-# The renderer. A toy is a list of parts, (kind, matrix, center). A part maps a point p of a unit solid to center +
-# matrix p in the toy's coordinates: x forward, y up, z to the toy's right. Unit solids: ellipsoid |p| <= 1; box |x|,
-# |y|, |z| <= 1; cylinder x^2 + y^2 <= 1, |z| <= 1; cone x^2 + y^2 <= ((1 - z) / 2)^2, |z| <= 1, with its apex at z = 1.
+def rows_of_toys(table):
+    """Return label, instance, index of the view and lighting of each row of a table, as ints"""
+    views = toy_views(table["elevations"], table["azimuths"])
+    columns = table["labels"], table["instances"], views, table["lightings"]
+    return list(zip(*(column.tolist() for column in columns)))
+
+
+# The renderer. A toy is a list of parts, (kind, matrix, center). A part maps a point p of a unit
+# solid to center + matrix p in the toy's coordinates: x forward, y up, z to the toy's right. Unit
+# solids:
+#   ellipsoid   |p| <= 1
+#   box         |x|, |y|, |z| <= 1
+#   cylinder    x^2 + y^2 <= 1, |z| <= 1
+#   cone        x^2 + y^2 <= ((1 - z) / 2)^2, |z| <= 1, with its apex at z = 1
 
 ELLIPSOID, BOX, CYLINDER, CONE = range(4)
 TOY_STYLES = {toy: style for five in TOY_SPLITS.values() for style, toy in enumerate(five)}
 STEREO = 5.0                       # difference in azimuth between the two cameras, degrees
-REACH = 0.92                       # distance from a toy's center to its farthest point, in half image sides
-YAW, STRETCH, OFFSET = 6.0, 1.05, 0.04     # limits of a toy's random rotation (degrees), scale factors and offset
-LIGHTINGS = (                      # background, ambient, lamps: azimuth from the cameras, height (degrees), strength
-    (0.82, 0.18, ((-60, 40, 0.75),)), (0.79, 0.18, ((60, 40, 0.75),)), (0.76, 0.15, ((0, 75, 0.8),)),
-    (0.82, 0.2, ((-60, 30, 0.45), (60, 30, 0.45))), (0.79, 0.22, ((170, 35, 0.5), (0, 30, 0.35))),
+REACH = 0.92                       # of the farthest point from a toy's center, in half image sides
+YAW = 6.0                          # limit of a toy's random rotation, degrees
+STRETCH = 1.05                     # limit of its random scale factors
+OFFSET = 0.04                      # limit of its random translation
+LIGHTINGS = (                      # background, ambient, lamps: azimuth, height (degrees), strength
+    (0.82, 0.18, ((-60, 40, 0.75),)),
+    (0.79, 0.18, ((60, 40, 0.75),)),
+    (0.76, 0.15, ((0, 75, 0.8),)),
+    (0.82, 0.2, ((-60, 30, 0.45), (60, 30, 0.45))),
+    (0.79, 0.22, ((170, 35, 0.5), (0, 30, 0.35))),
     (0.76, 0.2, ((-120, 40, 0.45), (20, 60, 0.5))))
 
 
 def axis_rotation(axis, degrees):
     """Return the rotation matrix (3, 3) about the axis "x", "y" or "z" by an angle in degrees."""
-    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    c = math.cos(math.radians(degrees))
+    s = math.sin(math.radians(degrees))
     i, j = {"x": (1, 2), "y": (2, 0), "z": (0, 1)}[axis]
     R = np.eye(3)
     R[i, i] = R[j, j] = c
-    R[i, j], R[j, i] = -s, s
+    R[i, j] = -s
+    R[j, i] = s
     return R
 
 
 def small_matmul(A, B):
-    """Return A @ B, (n, 3) times (3, m), by explicit sums: the same bits on every processor, unlike BLAS."""
+    """Return A @ B, (n, 3) times (3, m), by explicit sums: the same bits on every processor, unlike
+    BLAS."""
     return A[:, :1] * B[:1] + A[:, 1:2] * B[1:2] + A[:, 2:3] * B[2:3]
 
 
 def view_rotation(azimuth, elevation):
     """Return the rotation matrix (3, 3) from a toy's coordinates to those of the camera.
 
-    It rotates by azimuth about the vertical axis, then by elevation towards the viewer; both in degrees."""
+    It rotates by azimuth about the vertical axis, then by elevation towards the viewer; both in
+    degrees."""
     return small_matmul(axis_rotation("x", elevation), axis_rotation("y", azimuth))
 
 
 def part(kind, center, size, rotation=None):
     """Return one part of a toy, (kind, matrix, center).
 
-    size: (3,) extents along the part's own axes; rotation: rotation matrix (3, 3) of the part, or None."""
-    scaled = np.diag(np.asarray(size, float) / 2)
-    return kind, scaled if rotation is None else small_matmul(rotation, scaled), np.asarray(center, float)
+    size: (3,) extents along the part's own axes; rotation: rotation matrix (3, 3) of the part, or
+    None."""
+    M = np.diag(np.asarray(size, float) / 2)
+    if rotation is not None:
+        M = small_matmul(rotation, M)
+    return kind, M, np.asarray(center, float)
 
 
 def pair(kind, center, size, rotation=None):
-    """Return a part and its mirror image on the other side of the toy's plane of symmetry, z = 0."""
-    kind, M, center = part(kind, center, size, rotation)
+    """Return a part and its mirror image beyond z = 0, the toy's plane of symmetry."""
+    return with_mirror_image(*part(kind, center, size, rotation))
+
+
+def with_mirror_image(kind, M, center):
+    """Return a part and its mirror image on the other side of z = 0."""
     mirror = np.array([1, 1, -1.0])
     return [(kind, M, center), (kind, mirror[:, None] * M, center * mirror)]
 
@@ -2549,42 +2661,55 @@ def rod(kind, start, end, width, depth=None):
     """Return a cylinder from start to end, or a cone with its apex at end.
 
     width and depth (default: width) are the two diameters of the cross-section."""
-    start, end = np.asarray(start, float), np.asarray(end, float)
+    start = np.asarray(start, float)
+    end = np.asarray(end, float)
     along = (end - start) / 2
     length = math.hypot(*along)
-    across = np.cross(along / length, [1, 0, 0] if abs(along[0]) < 0.9 * length else [0, 1, 0])
+    not_along = [1, 0, 0] if abs(along[0]) < 0.9 * length else [0, 1, 0]
+    across = np.cross(along / length, not_along)
     across /= math.hypot(*across)
     other = np.cross(along / length, across)
-    return kind, np.stack([across * width / 2, other * (depth or width) / 2, along], 1), (start + end) / 2
+    if depth is None:
+        depth = width
+    M = np.stack([across * width / 2, other * depth / 2, along], 1)
+    return kind, M, (start + end) / 2
 
 
 def wings(x, y, span, chord, sweep, dihedral, thickness):
-    """Return two swept plates, the right and the left wing; sweep and dihedral are angles in degrees."""
-    back, up = math.tan(math.radians(sweep)) * span / 4, math.tan(math.radians(dihedral)) * span / 4
+    """Return two swept plates, the right and the left wing; sweep and dihedral are angles in
+    degrees."""
+    back = math.tan(math.radians(sweep)) * span / 4
+    up = math.tan(math.radians(dihedral)) * span / 4
     M = np.array([[chord / 2, 0, -back], [0, thickness / 2, up], [0, 0, span / 4]])
-    center, mirror = np.array([x - back, y + up, span / 4]), np.array([1, 1, -1.0])
-    return [(BOX, M, center), (BOX, mirror[:, None] * M, center * mirror)]
+    return with_mirror_image(BOX, M, np.array([x - back, y + up, span / 4]))
 
 
-# The five toys of a class in a split differ in style. Animals: trunk, snout or neither; humans: staff, rucksack, shield
-# or nothing; planes: two engines, four engines, a propeller or none; trucks: the load; cars: the shape of the body.
+# The five toys of a class in a split differ in style. Animals: trunk, snout or neither; humans:
+# staff, rucksack, shield or nothing; planes: two engines, four engines, a propeller or none;
+# trucks: the load; cars: the shape of the body.
 
 def toy_animal(rng, style):
     """Return an animal: body, neck, head with ears, horns, trunk or snout, four legs, a tail."""
-    length, height, leg = rng.uniform(1, 1.6), rng.uniform(0.36, 0.72), rng.uniform(0.2, 0.55)
-    width, thick = height * rng.uniform(0.6, 1), rng.uniform(0.09, 0.22)
+    length = rng.uniform(1, 1.6)
+    height = rng.uniform(0.36, 0.72)
+    leg = rng.uniform(0.2, 0.55)
+    width = height * rng.uniform(0.6, 1)
+    thick = rng.uniform(0.09, 0.22)
     y = leg + height / 2
     toy = [part(BOX if rng.random() < 0.15 else ELLIPSOID, (0, y, 0), (length, height, width))]
     if rng.random() < 0.4:
-        toy.append(part(ELLIPSOID, (-length / 4, y + 0.08 * height, 0), (0.55 * length, 1.15 * height, 1.1 * width)))
+        toy.append(part(ELLIPSOID, (-length / 4, y + 0.08 * height, 0),
+                        (0.55 * length, 1.15 * height, 1.1 * width)))
     neck = rng.choice([0.05, 0.15, 0.3, 0.55]) * rng.uniform(0.7, 1.2) + 0.12
     lean = math.radians(rng.uniform(10, 60))
     root = np.array([0.38 * length, y + 0.15 * height, 0])
     top = root + neck * np.array([math.sin(lean), math.cos(lean), 0])
     toy.append(rod(CYLINDER, root, top, rng.uniform(0.14, 0.3)))
     size = rng.uniform(0.24, 0.46)
-    long, nod = size * rng.uniform(0.9, 1.7), axis_rotation("z", rng.uniform(-30, 25))
-    forward, head = nod[:, 0] * long, top + nod[:, 0] * long / 4
+    long = size * rng.uniform(0.9, 1.7)
+    nod = axis_rotation("z", rng.uniform(-30, 25))
+    forward = nod[:, 0] * long
+    head = top + nod[:, 0] * long / 4
     toy.append(part(ELLIPSOID, head, (long, size, 0.85 * size), nod))
     ears = rng.integers(0, 4)
     if style == 0:
@@ -2592,29 +2717,43 @@ def toy_animal(rng, style):
     elif style == 1:
         toy.append(part(BOX, head + 0.55 * forward, (0.7 * size, 0.4 * size, 0.4 * size), nod))
     if ears == 0:
-        toy += pair(CONE, head + [-0.05, 0.6 * size, 0.25 * size], (0.1, 0.1, 0.28), axis_rotation("x", -90))
+        toy += pair(CONE, head + [-0.05, 0.6 * size, 0.25 * size], (0.1, 0.1, 0.28),
+                    axis_rotation("x", -90))
     elif ears == 1:
         toy += pair(ELLIPSOID, head + [-0.08, 0, 0.55 * size], (0.08, 0.34, 0.28))
     elif ears == 2:
-        toy += [rod(CYLINDER, head + [0, 0.3 * size, 0.08 * s], head + [-0.1, 0.3 * size + 0.35, 0.3 * s], 0.06)
-                for s in (-1, 1)]
-    x, z, stride = length * rng.uniform(0.25, 0.38), width * rng.uniform(0.28, 0.42), rng.uniform(-0.15, 0.15)
-    toy += [rod(CYLINDER, (f * x, y - 0.1 * height, s * z), (f * (x + stride * s), 0, s * z), thick)
-            for f in (1, -1) for s in (1, -1)]
-    tail, up = rng.uniform(0.15, 0.6), math.radians(rng.uniform(-70, 60))
+        toy += [rod(CYLINDER, head + [0, 0.3 * size, 0.08 * s],
+                    head + [-0.1, 0.3 * size + 0.35, 0.3 * s], 0.06) for s in (-1, 1)]
+    x = length * rng.uniform(0.25, 0.38)
+    z = width * rng.uniform(0.28, 0.42)
+    stride = rng.uniform(-0.15, 0.15)
+    for f in (1, -1):
+        for s in (1, -1):
+            foot = (f * (x + stride * s), 0, s * z)
+            toy.append(rod(CYLINDER, (f * x, y - 0.1 * height, s * z), foot, thick))
+    tail = rng.uniform(0.15, 0.6)
+    up = math.radians(rng.uniform(-70, 60))
     root = np.array([-0.46 * length, y + 0.1 * height, 0])
-    toy.append(rod(CONE if rng.random() < 0.5 else CYLINDER, root,
-                   root + tail * np.array([-math.cos(up), math.sin(up), 0]), rng.uniform(0.06, 0.16)))
+    tip = root + tail * np.array([-math.cos(up), math.sin(up), 0])
+    kind = CONE if rng.random() < 0.5 else CYLINDER
+    toy.append(rod(kind, root, tip, rng.uniform(0.06, 0.16)))
     if rng.random() < 0.2:
-        toy.append(part(ELLIPSOID, (0, y + height / 2, 0), (0.35 * length, 0.6 * height, 0.6 * width)))
+        toy.append(part(ELLIPSOID, (0, y + height / 2, 0),
+                        (0.35 * length, 0.6 * height, 0.6 * width)))
     return toy
 
 
 def toy_human(rng, style):
-    """Return a human: torso, head with or without a hat, two legs in stride, two bent arms, what is carried."""
-    leg, hip, thick = rng.uniform(0.5, 0.8), rng.uniform(0.08, 0.17), rng.uniform(0.13, 0.24)
-    torso, shoulders, deep = rng.uniform(0.45, 0.75), rng.uniform(0.32, 0.6), rng.uniform(0.2, 0.34)
-    stride, spread = rng.uniform(-0.35, 0.35), rng.uniform(0, 0.18)
+    """Return a human: torso, head with or without a hat, two legs in stride, two bent arms, what is
+    carried."""
+    leg = rng.uniform(0.5, 0.8)
+    hip = rng.uniform(0.08, 0.17)
+    thick = rng.uniform(0.13, 0.24)
+    torso = rng.uniform(0.45, 0.75)
+    shoulders = rng.uniform(0.32, 0.6)
+    deep = rng.uniform(0.2, 0.34)
+    stride = rng.uniform(-0.35, 0.35)
+    spread = rng.uniform(0, 0.18)
     toy = []
     for s in (1, -1):
         foot = np.array([stride * s, 0, s * (hip + spread)])
@@ -2624,13 +2763,15 @@ def toy_human(rng, style):
     if shape == 0:
         toy.append(part(BOX, (0, leg + torso / 2, 0), (deep, torso, shoulders)))
     elif shape == 1:
-        toy.append(part(ELLIPSOID, (0, leg + torso / 2, 0), (1.3 * deep, 1.25 * torso, 1.1 * shoulders)))
+        toy.append(part(ELLIPSOID, (0, leg + torso / 2, 0),
+                        (1.3 * deep, 1.25 * torso, 1.1 * shoulders)))
     elif shape == 2:
         toy.append(rod(CYLINDER, (0, leg - 0.05, 0), (0, leg + torso, 0), shoulders, 1.1 * deep))
     else:
-        toy.append(rod(CONE, (0, leg - 0.2, 0), (0, leg + 1.5 * torso, 0), 1.3 * shoulders, 1.8 * deep))
-    head, y = rng.uniform(0.24, 0.38), leg + torso
-    y += 0.55 * head
+        toy.append(rod(CONE, (0, leg - 0.2, 0), (0, leg + 1.5 * torso, 0),
+                       1.3 * shoulders, 1.8 * deep))
+    head = rng.uniform(0.24, 0.38)
+    y = leg + torso + 0.55 * head
     toy.append(part(ELLIPSOID, (0.02, y, 0), (head, 1.15 * head, 0.9 * head)))
     hat = rng.integers(0, 4)
     if hat == 0:
@@ -2639,12 +2780,16 @@ def toy_human(rng, style):
     elif hat == 1:
         toy.append(rod(CONE, (0, y + 0.25 * head, 0), (0, y + 1.1 * head, 0), head))
     elif hat == 2:
-        toy.append(part(ELLIPSOID, (-0.03, y + 0.15 * head, 0), (1.15 * head, 1.15 * head, 1.1 * head)))
-    thick, length = rng.uniform(0.1, 0.17), rng.uniform(0.22, 0.35)
+        toy.append(part(ELLIPSOID, (-0.03, y + 0.15 * head, 0),
+                        (1.15 * head, 1.15 * head, 1.1 * head)))
+    thick = rng.uniform(0.1, 0.17)
+    length = rng.uniform(0.22, 0.35)
     for s in (1, -1):
         out = math.radians(rng.choice([8, 15, 35, 80, 120]) + rng.uniform(-8, 8))
-        ahead, bend = math.radians(rng.uniform(-50, 80)), math.radians(rng.uniform(0, 80))
-        upper = np.array([math.cos(out) * math.sin(ahead), -math.cos(out) * math.cos(ahead), s * math.sin(out)])
+        ahead = math.radians(rng.uniform(-50, 80))
+        bend = math.radians(rng.uniform(0, 80))
+        upper = np.array([math.cos(out) * math.sin(ahead), -math.cos(out) * math.cos(ahead),
+                          s * math.sin(out)])
         lower = upper * math.cos(bend) + np.array([1, 0.3, 0]) * math.sin(bend)
         shoulder = np.array([0, leg + 0.92 * torso, s * (shoulders / 2 + 0.2 * thick)])
         elbow = shoulder + length * upper
@@ -2653,22 +2798,30 @@ def toy_human(rng, style):
     if style == 0:
         toy.append(rod(CYLINDER, hand - [0, 0.55, 0], hand + [0, 0.6, 0], 0.05))
     elif style == 1:
-        toy.append(part(BOX, (-0.9 * deep, leg + 0.6 * torso, 0), (0.2, 0.6 * torso, 0.7 * shoulders)))
+        toy.append(part(BOX, (-0.9 * deep, leg + 0.6 * torso, 0),
+                        (0.2, 0.6 * torso, 0.7 * shoulders)))
     elif style == 2:
         toy.append(part(BOX, hand, (0.06, 0.5, 0.36)))
     return toy
 
 
 def toy_plane(rng, style):
-    """Return a plane: fuselage, one or two pairs of wings, tail, engines or a propeller, with or without wheels."""
-    length, width, y = rng.uniform(1.3, 1.9), rng.uniform(0.16, 0.36), 0.4
-    span, chord, sweep = rng.uniform(1.2, 2.1), rng.uniform(0.22, 0.5), rng.uniform(-5, 45)
+    """Return a plane: fuselage, one or two pairs of wings, tail, engines or a propeller, with or
+    without wheels."""
+    length = rng.uniform(1.3, 1.9)
+    width = rng.uniform(0.16, 0.36)
+    y = 0.4
+    span = rng.uniform(1.2, 2.1)
+    chord = rng.uniform(0.22, 0.5)
+    sweep = rng.uniform(-5, 45)
     if rng.random() < 0.5:
         toy = [part(ELLIPSOID, (0, y, 0), (length, width, width))]
     else:
         toy = [rod(CYLINDER, (-0.42 * length, y, 0), (0.32 * length, y, 0), width),
                rod(CONE, (0.32 * length, y, 0), (0.55 * length, y, 0), width)]
-    x, high, dihedral = rng.uniform(-0.1, 0.25) * length, rng.choice([-0.35, 0, 0.45]) * width, rng.uniform(-4, 10)
+    x = rng.uniform(-0.1, 0.25) * length
+    high = rng.choice([-0.35, 0, 0.45]) * width
+    dihedral = rng.uniform(-4, 10)
     thin = rng.uniform(0.05, 0.09)
     toy += wings(x, y + high, span, chord, sweep, dihedral, thin)
     if rng.random() < 0.25:
@@ -2676,20 +2829,28 @@ def toy_plane(rng, style):
         toy += wings(x + 0.05, y + high + gap, 0.95 * span, chord, sweep, dihedral, thin)
         strut = (x - 0.3 * span * math.tan(math.radians(sweep)), y + high + gap / 2, 0.3 * span)
         toy += pair(BOX, strut, (0.05, gap, 0.05))
-    tail, fin = -0.42 * length - 0.02, rng.uniform(0.3, 0.6)
+    tail = -0.42 * length - 0.02
+    fin = rng.uniform(0.3, 0.6)
     leaning = np.array([[0.13, -0.12, 0], [0, fin / 2, 0], [0, 0, 0.03]])
     toy.append((BOX, leaning, np.array([tail, y + fin / 2 + 0.03, 0])))
-    toy += wings(tail, y + (0.85 * fin if rng.random() < 0.3 else 0.05), span * rng.uniform(0.3, 0.5), 0.6 * chord,
-                 0.7 * sweep, 0, 0.05)
+    above = 0.85 * fin if rng.random() < 0.3 else 0.05
+    toy += wings(tail, y + above, span * rng.uniform(0.3, 0.5), 0.6 * chord, 0.7 * sweep, 0, 0.05)
     size = rng.uniform(0.1, 0.2)
-    for at, scale in {0: ((0.22, 1),), 1: ((0.18, 0.8), (0.34, 0.8))}.get(style, ()):
-        toy += pair(CYLINDER, (x - at * span * math.tan(math.radians(sweep)), y + high - 0.1, at * span),
+    engines = ()                   # on each side: distance from the fuselage, scale
+    if style == 0:
+        engines = ((0.22, 1),)
+    elif style == 1:
+        engines = ((0.18, 0.8), (0.34, 0.8))
+    for at, scale in engines:
+        back = at * span * math.tan(math.radians(sweep))
+        toy += pair(CYLINDER, (x - back, y + high - 0.1, at * span),
                     (scale * size, scale * size, 0.4), axis_rotation("y", 90))
     if style in (2, 3):
         nose = (length / 2, y, 0)
         toy += [part(BOX, nose, (0.04, 0.55, 0.09)), part(ELLIPSOID, nose, (0.12, 0.12, 0.12))]
     if rng.random() < 0.6:
-        toy.append(part(ELLIPSOID, (0.18 * length, y + 0.4 * width, 0), (length / 4, 0.6 * width, 0.6 * width)))
+        toy.append(part(ELLIPSOID, (0.18 * length, y + 0.4 * width, 0),
+                        (length / 4, 0.6 * width, 0.6 * width)))
     if rng.random() < 0.4:
         toy += [*pair(CYLINDER, (0.05 * length, 0.1, 0.18), (0.16, 0.16, 0.07)),
                 part(CYLINDER, (0.35 * length, 0.1, 0), (0.14, 0.14, 0.06))]
@@ -2697,35 +2858,48 @@ def toy_plane(rng, style):
 
 
 def toy_truck(rng, style):
-    """Return a truck: cab, chassis, four or six wheels; its load is a box, a tank, sand, logs or a crane."""
-    length, width, wheel = rng.uniform(1.3, 1.9), rng.uniform(0.45, 0.7), rng.uniform(0.11, 0.22)
-    bed, cab, high = 1.5 * wheel, rng.uniform(0.3, 0.5), rng.uniform(0.5, 0.8)
+    """Return a truck: cab, chassis, four or six wheels; its load is a box, a tank, sand, logs or a
+    crane."""
+    length = rng.uniform(1.3, 1.9)
+    width = rng.uniform(0.45, 0.7)
+    wheel = rng.uniform(0.11, 0.22)
+    bed = 1.5 * wheel
+    cab = rng.uniform(0.3, 0.5)
+    high = rng.uniform(0.5, 0.8)
     front = length / 2 - cab / 2
     toy = [part(BOX, (0, bed, 0), (length, 0.12, 0.8 * width)),
            part(BOX, (front, bed + high / 2, 0), (cab, high, width))]
     if rng.random() < 0.4:
-        toy.append(part(BOX, (front + 0.75 * cab, bed + high / 4, 0), (0.6 * cab, high / 2, 0.85 * width)))
-    long, tall = length - cab - rng.uniform(0.03, 0.2), rng.uniform(0.45, 0.9)
+        toy.append(part(BOX, (front + 0.75 * cab, bed + high / 4, 0),
+                        (0.6 * cab, high / 2, 0.85 * width)))
+    long = length - cab - rng.uniform(0.03, 0.2)
+    tall = rng.uniform(0.45, 0.9)
     x = long / 2 - length / 2
     if style == 0:
-        toy.append(part(BOX, (x, bed + tall / 2 + 0.05, 0), (long, tall, width * rng.uniform(0.9, 1.1))))
+        toy.append(part(BOX, (x, bed + tall / 2 + 0.05, 0),
+                        (long, tall, width * rng.uniform(0.9, 1.1))))
     elif style == 1:
-        toy.append(part(CYLINDER, (x, bed + 0.08 + 0.4 * tall, 0), (width, 0.8 * tall, long), axis_rotation("y", 90)))
+        toy.append(part(CYLINDER, (x, bed + 0.08 + 0.4 * tall, 0), (width, 0.8 * tall, long),
+                        axis_rotation("y", 90)))
     elif style == 2:
         toy += [part(BOX, (x, bed + 0.1, 0), (long, 0.1, width)),
                 *pair(BOX, (x, bed + 0.2, 0.48 * width), (long, 0.26, 0.05)),
                 part(BOX, (0.02 - length / 2, bed + 0.2, 0), (0.05, 0.26, width)),
                 part(ELLIPSOID, (x, bed + 0.2, 0), (0.8 * long, 0.7 * tall, 0.8 * width))]
     elif style == 3:
-        toy += [rod(CYLINDER, (-length / 2, bed + up, z), (front - cab / 2 - 0.03, bed + up, z), 0.2)
-                for up, z in ((0.16, -0.12), (0.16, 0.12), (0.32, 0))]
+        for up, z in ((0.16, -0.12), (0.16, 0.12), (0.32, 0)):
+            end = (front - cab / 2 - 0.03, bed + up, z)
+            toy.append(rod(CYLINDER, (-length / 2, bed + up, z), end, 0.2))
     else:
         toy += [part(BOX, (x, bed + 0.12, 0), (long, 0.12, width)),
                 part(BOX, (x - 0.3 * long, bed + 0.25, 0), (0.3, 0.3, 0.8 * width)),
-                rod(CYLINDER, (x - 0.3 * long, bed + 0.15, 0), (x + 0.55 * long, bed + 0.15 + 0.75 * long, 0), 0.12)]
-    axles = (length / 2 - cab / 2, 0.25 - length / 2, 0.25 - length / 2 + 2.3 * wheel)[:rng.integers(2, 4)]
+                rod(CYLINDER, (x - 0.3 * long, bed + 0.15, 0),
+                    (x + 0.55 * long, bed + 0.15 + 0.75 * long, 0), 0.12)]
+    rear = 0.25 - length / 2
+    axles = (length / 2 - cab / 2, rear, rear + 2.3 * wheel)
+    n_axles = rng.integers(2, 4)
     wide = rng.uniform(0.1, 0.18)
-    for axle in axles:
+    for axle in axles[:n_axles]:
         toy += pair(CYLINDER, (axle, wheel, 0.46 * width), (2 * wheel, 2 * wheel, wide))
     if rng.random() < 0.3:
         pipe = (front - cab / 2, bed + 0.75 * high, 0.45 * width)
@@ -2734,8 +2908,11 @@ def toy_truck(rng, style):
 
 
 def toy_car(rng, style):
-    """Return a car: sedan, beetle, station wagon, convertible or race car, with or without a rear wing."""
-    length, width, wheel = rng.uniform(1.2, 1.7), rng.uniform(0.55, 0.8), rng.uniform(0.11, 0.2)
+    """Return a car: sedan, beetle, station wagon, convertible or race car, with or without a rear
+    wing."""
+    length = rng.uniform(1.2, 1.7)
+    width = rng.uniform(0.55, 0.8)
+    wheel = rng.uniform(0.11, 0.2)
     high = rng.uniform(0.16, 0.28)
     y = 0.9 * wheel + high / 2
     if rng.random() < 0.65:
@@ -2743,20 +2920,25 @@ def toy_car(rng, style):
     else:
         toy = [part(ELLIPSOID, (0, y, 0), (length, high, width)),
                part(BOX, (0, y - 0.15 * high, 0), (0.8 * length, high / 2, 0.9 * width))]
-    long, tall = length * rng.uniform(0.35, 0.65), rng.uniform(0.14, 0.26)
-    x, top = length * rng.uniform(-0.15, 0.05), y + high / 2
+    long = length * rng.uniform(0.35, 0.65)
+    tall = rng.uniform(0.14, 0.26)
+    x = length * rng.uniform(-0.15, 0.05)
+    top = y + high / 2
     if style == 0:
         toy.append(part(BOX, (x, top + tall / 2 - 0.02, 0), (long, tall, 0.85 * width)))
     elif style == 1:
         toy.append(part(ELLIPSOID, (x, top, 0), (1.3 * long, 2 * tall, 0.9 * width)))
     elif style == 2:
-        toy.append(part(BOX, (-0.12 * length, top + tall / 2, 0), (0.74 * length, tall, 0.9 * width)))
+        toy.append(part(BOX, (-0.12 * length, top + tall / 2, 0),
+                        (0.74 * length, tall, 0.9 * width)))
     elif style == 3:
         toy += [*pair(BOX, (x, top + 0.08, 0.22 * width), (0.1, 0.22, 0.3 * width)),
-                part(BOX, (x + 0.25, top + 0.06, 0), (0.04, 0.18, 0.8 * width), axis_rotation("z", 25))]
+                part(BOX, (x + 0.25, top + 0.06, 0), (0.04, 0.18, 0.8 * width),
+                     axis_rotation("z", 25))]
     else:
         toy += [part(ELLIPSOID, (x, top, 0), (0.7 * long, 1.5 * tall, 0.4 * width)),
-                part(ELLIPSOID, (length / 4, y + 0.1 * high, 0), (0.8 * length, 0.9 * high, width / 2))]
+                part(ELLIPSOID, (length / 4, y + 0.1 * high, 0),
+                     (0.8 * length, 0.9 * high, width / 2))]
     racing = style == 4
     if rng.random() < 0.3 or racing:
         toy += [part(BOX, (-0.46 * length, top + 0.18, 0), (0.16, 0.04, 1.02 * width)),
@@ -2765,13 +2947,15 @@ def toy_car(rng, style):
         toy.append(part(BOX, (x, top + tall + 0.03, 0), (0.12, 0.1, 0.4 * width)))
     if rng.random() < 0.3:
         toy.append(part(BOX, (0.48 * length, y - 0.2 * high, 0), (0.12, 0.35 * high, 1.03 * width)))
-    size, z, wide = wheel * (2.4 if racing else 2), width * (0.58 if racing else 0.46), rng.uniform(0.1, 0.2)
+    size = wheel * (2.4 if racing else 2)
+    z = width * (0.58 if racing else 0.46)
+    wide = rng.uniform(0.1, 0.2)
     for axle in (length * rng.uniform(0.28, 0.36), -length * rng.uniform(0.26, 0.36)):
         toy += pair(CYLINDER, (axle, wheel, z), (size, size, wide))
     return toy
 
 
-TOY_MAKERS = (toy_animal, toy_human, toy_plane, toy_truck, toy_car)         # in the order of NORB_NAMES
+TOY_MAKERS = (toy_animal, toy_human, toy_plane, toy_truck, toy_car)     # in NORB_NAMES' order
 
 
 def corners(toy):
@@ -2783,86 +2967,110 @@ def corners(toy):
 def make_toy(category, instance, toy_seed):
     """Return one toy as a list of parts, scaled to the size of the image.
 
-    category: index of the class; instance: 0 to 9. The toy is drawn at random from toy_seed, then rotated, scaled and
-    translated at random within YAW, STRETCH and OFFSET, so that toys are not perfectly aligned."""
+    category: index of the class; instance: 0 to 9. The toy is drawn at random from toy_seed, then
+    rotated, scaled and translated at random within YAW, STRETCH and OFFSET, so that toys are not
+    perfectly aligned."""
     rng = np.random.default_rng(np.random.SeedSequence(toy_seed, spawn_key=(category, instance)))
     toy = TOY_MAKERS[category](rng, TOY_STYLES[instance])
     transform = axis_rotation("y", rng.uniform(-YAW, YAW)) * rng.uniform(1 / STRETCH, STRETCH, 3)
-    offset, points = rng.uniform(-OFFSET, OFFSET, 3), corners(toy)
+    offset = rng.uniform(-OFFSET, OFFSET, 3)
+    points = corners(toy)
     middle = (points.min(0) + points.max(0)) / 2
     size = np.sqrt(np.square(small_matmul(points - middle, transform.T)).sum(1).max())
-    return [(kind, small_matmul(transform, M) / size,
-             small_matmul(transform, (center - middle)[:, None])[:, 0] / size + offset)
-            for kind, M, center in toy]
+    parts = []
+    for kind, M, center in toy:
+        M = small_matmul(transform, M) / size
+        center = small_matmul(transform, (center - middle)[:, None])[:, 0] / size + offset
+        parts.append((kind, M, center))
+    return parts
 
 
 def inverse_3x3(T):
     """Return the inverse of a matrix (3, 3), computed from its cofactors."""
-    cofactors = np.stack([np.cross(T[1], T[2]), np.cross(T[2], T[0]), np.cross(T[0], T[1])], 1)
+    columns = np.cross(T[1], T[2]), np.cross(T[2], T[0]), np.cross(T[0], T[1])
+    cofactors = np.stack(columns, 1)
     return cofactors / (T[0] * cofactors[:, 0]).sum()
 
 
 FAR = np.float32(1e9)              # ray parameter beyond every part, in place of infinity
+SLABS = {BOX: (0, 1, 2), ELLIPSOID: (), CYLINDER: (2,), CONE: (2,)}     # axes that planes bound
 
 
 def intersect_part(kind, o, d):
     """Intersect parallel rays with a unit part and return where they enter it.
 
-    A ray is o + t d, seen from a camera at t = +infinity, so that the visible intersection is the one with the
-    largest t. A part is the common interior of a quadric, a t^2 + 2 b t + q <= 0 along the ray, and of slabs between
-    two parallel planes. A ray is inside of each of them in an interval far <= t <= near; it hits the part where all
-    intervals overlap.
+    A ray is o + t d, seen from a camera at t = +infinity, so that the visible intersection is the
+    one with the largest t. A part is the common interior of a quadric, a t^2 + 2 b t + q <= 0 along
+    the ray, and of slabs between two parallel planes. A ray is inside of each of them in an
+    interval far <= t <= near; it hits the part where all intervals overlap.
 
-    kind: ELLIPSOID, BOX, CYLINDER or CONE. o: origins of the rays in the part's coordinates, a list of three arrays
-    that broadcast to the shape of the image; d: direction, (3,), the same for all rays; float32. Return three arrays:
-    t of the entry point; face, the axis 0 to 2 of the plane through which the ray enters, or -1 for the curved face;
-    and whether the ray hits the part."""
-    near, far, face, inside = FAR, -FAR, np.int8(-1), True
+    kind: ELLIPSOID, BOX, CYLINDER or CONE. o: origins of the rays in the part's coordinates, a list
+    of three arrays that broadcast to the shape of the image; d: direction, (3,), the same for all
+    rays; float32. Return three arrays: t of the entry point; face, the axis 0 to 2 of the plane
+    through which the ray enters, or -1 for the curved face; and whether the ray hits the part."""
+    near = FAR
+    far = -FAR
+    face = np.int8(-1)
+    inside = True
     if kind != BOX:
         round_axes = range(3 if kind == ELLIPSOID else 2)
         a = sum(d[k] * d[k] for k in round_axes)
-        b, q = sum(d[k] * o[k] for k in round_axes), sum(o[k] * o[k] for k in round_axes)
+        b = sum(d[k] * o[k] for k in round_axes)
+        q = sum(o[k] * o[k] for k in round_axes)
         if kind == CONE:
             radius = (1 - o[2]) / 2
-            a, b, q = a - d[2] * d[2] / 4, b + radius * d[2] / 2, q - radius * radius
+            a = a - d[2] * d[2] / 4
+            b = b + radius * d[2] / 2
+            q = q - radius * radius
         else:
             q = q - 1
-        a = a if abs(a) > 1e-6 else np.float32(1e-6)
+        if abs(a) <= 1e-6:
+            a = np.float32(1e-6)
         root = b * b - a * q
         inside = root > 0
         root = np.sqrt(np.maximum(root, 0))
-        near, far = (root - b) / a, (-root - b) / a
-        if a < 0:                                                # steeper than the cone: keep the nappe below its apex
-            near, far = (near, -FAR) if d[2] > 0 else (FAR, far)
-    for k in {BOX: (0, 1, 2), ELLIPSOID: ()}.get(kind, (2,)):
+        near = (root - b) / a
+        far = (-root - b) / a
+        if a < 0:                  # steeper than the cone: keep the nappe below its apex
+            if d[2] > 0:
+                far = -FAR
+            else:
+                near = FAR
+    for k in SLABS[kind]:
         along = d[k] if abs(d[k]) > 1e-6 else np.float32(1e-6)
-        middle, half = -o[k] / along, abs(1 / along)
+        middle = -o[k] / along
+        half = abs(1 / along)
         face = np.where(middle + half < near, np.int8(k), face)
-        near, far = np.minimum(near, middle + half), np.maximum(far, middle - half)
+        near = np.minimum(near, middle + half)
+        far = np.maximum(far, middle - half)
     return near, face, inside & (near >= far)
 
 
 def cast_rays(toy, azimuth, elevation, side):
     """Cast one ray per pixel under orthographic projection, to the nearest surface point of a toy.
 
-    toy: list of parts; azimuth and elevation of the camera in degrees; side: of the image, px. Only the pixels in a
-    part's bounding rectangle are tested.
+    toy: list of parts; azimuth and elevation of the camera in degrees; side: of the image, px. Only
+    the pixels in a part's bounding rectangle are tested.
 
-    Return hit, (side, side) bool: whether a pixel shows the toy; and normals, (3, side, side) float32: the unit
-    surface normal at that point in camera coordinates (x right, y up, z towards the camera), 0 where the ray hits
-    nothing."""
+    Return hit, (side, side) bool: whether a pixel shows the toy; and normals, (3, side, side)
+    float32: the unit surface normal at that point in camera coordinates (x right, y up, z towards
+    the camera), 0 where the ray hits nothing."""
     R = view_rotation(azimuth, elevation)
     pixels = (((np.arange(side) + 0.5) / side * 2 - 1) / REACH).astype(np.float32)
-    depth, normals = np.full((side, side), -FAR), np.zeros((3, side, side), np.float32)
+    depth = np.full((side, side), -FAR)
+    normals = np.zeros((3, side, side), np.float32)
     for kind, M, center in toy:
-        T, center = small_matmul(R, M), small_matmul(R, center[:, None])[:, 0]
+        T = small_matmul(R, M)
+        center = small_matmul(R, center[:, None])[:, 0]
         extent = np.abs(T).sum(1)
         left, right = np.searchsorted(pixels, center[0] + (-extent[0], extent[0]))
         top, bottom = np.searchsorted(pixels, -center[1] + (-extent[1], extent[1]))
         window = np.s_[top:bottom, left:right]
-        x, y = pixels[left:right] - np.float32(center[0]), -pixels[top:bottom, None] - np.float32(center[1])
+        x = pixels[left:right] - np.float32(center[0])
+        y = -pixels[top:bottom, None] - np.float32(center[1])
         to_part = inverse_3x3(T).astype(np.float32)
-        o, d = [row[0] * x + row[1] * y for row in to_part], to_part[:, 2]
+        o = [row[0] * x + row[1] * y for row in to_part]
+        d = to_part[:, 2]
         t, face, hits = intersect_part(kind, o, d)
         z = t + np.float32(center[2])
         rows, columns = np.nonzero(hits & (z > depth[window]))
@@ -2871,8 +3079,11 @@ def cast_rays(toy, azimuth, elevation, side):
         point = [o[k][rows, columns] + d[k] * t for k in range(3)]
         if kind != ELLIPSOID:
             faces = np.broadcast_to(face, z.shape)[rows, columns]
-            point[2] = {BOX: 0 * t, CYLINDER: 0 * t, CONE: (1 - point[2]) / 4}[kind]     # gradient of the curved face
-            point = [np.where(faces < 0, point[k], np.where(faces == k, np.sign(d[k]), 0)) for k in range(3)]
+            # the gradient of the curved face, then of planes
+            point[2] = (1 - point[2]) / 4 if kind == CONE else 0 * t
+            for k in range(3):
+                of_plane = np.where(faces == k, np.sign(d[k]), 0)
+                point[k] = np.where(faces < 0, point[k], of_plane)
         normal = small_matmul(to_part.T, np.stack(point))
         length = np.sqrt(normal[0] * normal[0] + normal[1] * normal[1] + normal[2] * normal[2])
         normals[(slice(None), *window)][:, rows, columns] = normal / length
@@ -2882,25 +3093,32 @@ def cast_rays(toy, azimuth, elevation, side):
 def shade(hit, normals, elevation):
     """Return the six LIGHTINGS of one view, (6, side, side) uint8, by Lambertian shading.
 
-    hit and normals: cast_rays' results; elevation of the cameras in degrees. A surface has the brightness of the
-    ambient light plus, for every lamp, its strength times the cosine between the surface normal and the direction of
-    the lamp; the background is light. A lamp's azimuth is relative to the cameras; its height is above the horizon,
-    so that lamps do not follow the cameras' elevation."""
+    hit and normals: cast_rays' results; elevation of the cameras in degrees. A surface has the
+    brightness of the ambient light plus, for every lamp, its strength times the cosine between the
+    surface normal and the direction of the lamp; the background is light. A lamp's azimuth is
+    relative to the cameras; its height is above the horizon, so that lamps do not follow the
+    cameras' elevation."""
     images = np.empty((len(LIGHTINGS), *hit.shape), np.uint8)
     for image, (ground, ambient, lamps) in zip(images, LIGHTINGS):
         brightness = np.full(hit.shape, np.float32(ambient))
         for azimuth, height, strength in lamps:
             R = small_matmul(axis_rotation("y", azimuth), axis_rotation("x", -height))
-            lamp = (small_matmul(axis_rotation("x", elevation), R)[:, 2] * strength).astype(np.float32)
-            brightness += np.maximum(lamp[0] * normals[0] + lamp[1] * normals[1] + lamp[2] * normals[2], 0)
-        image[:] = np.rint(255 * np.minimum(np.where(hit, brightness, np.float32(ground)), 1))
+            to_lamp = small_matmul(axis_rotation("x", elevation), R)[:, 2]
+            lamp = (to_lamp * strength).astype(np.float32)
+            cosine = lamp[0] * normals[0] + lamp[1] * normals[1] + lamp[2] * normals[2]
+            brightness += np.maximum(cosine, 0)
+        brightness = np.where(hit, brightness, np.float32(ground))
+        image[:] = np.rint(255 * np.minimum(brightness, 1))
     return images
 
 
 def draw_view(toy, elevation, azimuth, side):
     """Return the six lightings of one view from both cameras, (6, 2, side, side) uint8."""
-    return np.stack([shade(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
-                     for camera in (-STEREO / 2, STEREO / 2)], 1)
+    cameras = []
+    for camera in (-STEREO / 2, STEREO / 2):
+        hit, normals = cast_rays(toy, azimuth + camera, elevation, side)
+        cameras.append(shade(hit, normals, elevation))
+    return np.stack(cameras, 1)
 
 
 # -------------------------------------------------------------- save and load
