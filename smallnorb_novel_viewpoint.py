@@ -3,60 +3,70 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""smallNORB novel viewpoints: matrix capsules with EM routing in NumPy, with every gradient written out.
+"""smallNORB novel viewpoints: matrix capsules with EM routing in NumPy, all gradients written out.
 
-Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018; also vector capsules with dynamic routing
-(Sabour, Frosst & Hinton, NIPS 2017).
+Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018; also vector capsules with
+dynamic routing (Sabour, Frosst & Hinton, NIPS 2017).
 
-Question: networks are trained on images of objects from a limited range of viewpoints and tested on novel viewpoints.
-Does a capsule network classify novel viewpoints better than a CNN? The paper reports an error of 13.5% for capsules and
-20.0% for a CNN on novel azimuths, at an equal error of 3.7% on familiar viewpoints. By default this script trains the
-paper's network and two CNNs on the same images and prints their accuracies side by side.
+Question: networks are trained on images of objects from a limited range of viewpoints and tested on
+novel viewpoints. Does a capsule network classify novel viewpoints better than a CNN? The paper
+reports an error of 13.5% for capsules and 20.0% for a CNN on novel azimuths, at an equal error of
+3.7% on familiar viewpoints. By default this script trains a small version of the paper's network
+and two CNNs on the same images and prints their accuracies side by side.
 
-    stage        layer of the paper's network, `--model matrix-capsnet --preset small`         output (A=32, B=4, C=D=8)
-    Input        one toy from one viewpoint, two cameras                             (N, 32, 32, 2)
-    Conv1        5x5, stride 2, A channels, batch normalization, ReLU                (N, 14, 14, A)
-    PrimaryCaps  1x1, batch normalization: B types of a 4x4 pose M, an activation a  (N, 14, 14, B, 4x4 + 1)
-    ConvCaps1    3x3, stride 2, C types: votes V_ij = M_i W_ij, EM routing           (N, 6, 6, C, 4x4 + 1)
-    ConvCaps2    3x3, stride 1, D types: votes V_ij = M_i W_ij, EM routing           (N, 4, 4, D, 4x4 + 1)
-    ClassCaps    votes V_ij = M_i W_ij with W shared across positions, coordinate    (N, 5, 4x4 + 1)
-                 addition; EM routing over all 4 x 4 x D children
+Models (`--model`, one or several, which are trained in turn):
+  - matrix-capsnet: the paper's network, of pose matrices and EM routing; see the table
+  - cnn: the paper's CNN, its control, made as small: two convolutions and a hidden layer
+  - cnn-bn: the same CNN with batch normalization, which matrix-capsnet has, too
+  - four heads on one backbone of four 3x3 convolutions with batch normalization, because the
+    backbone changes accuracy more than the head does, with about equal numbers of parameters:
+    matrix-head (pose matrices and EM routing to the class capsules), capsnet (vector capsules and
+    dynamic routing, one transformation matrix per capsule), capsnet-shared (the same with
+    transformation matrices shared across positions and coordinate addition) and cnn-gap (global
+    average pooling)
 
-A to D are the paper's letters, numbers of channels or capsule types; in the code, D is the size of a pose. By default
-matrix-capsnet (wide) has A=64, B=C=D=4 and 12,770 parameters, cnn and cnn-bn (small) have 19,124 and 19,151.
+    stage        layer of matrix-capsnet, as it is by default           output
+    Input        one toy from one viewpoint, two cameras                (N, 32, 32, 2)
+    Conv1        5x5, stride 2, batch normalization, ReLU               (N, 14, 14, 64)
+    PrimaryCaps  1x1, batch normalization: 4 types of capsules, each    (N, 14, 14, 4, 4x4 + 1)
+                 of a 4x4 pose matrix M and an activation a
+    ConvCaps1    3x3, stride 2, 4 types: votes V_ij = M_i W_ij of the   (N, 6, 6, 4, 4x4 + 1)
+                 children i for the parents j, EM routing
+    ConvCaps2    3x3, stride 1, 4 types: the same                       (N, 4, 4, 4, 4x4 + 1)
+    ClassCaps    the same over all 4 x 4 x 4 children, with W shared    (N, 5, 4x4 + 1)
+                 across positions and coordinate addition
 
-EM routing (Procedure 1) alternates two steps. In the M-step, every parent capsule j fits a diagonal Gaussian to the
-votes V_ij of its children i; its activation a_j is high if the votes agree. In the E-step, every child divides itself
-anew among its parents, in proportion to a_j times the density of its vote. The loss is the cross-entropy of log a_j;
-gradients are propagated through all EM iterations; the optimizer is Adam with cosine decay of the learning rate.
+It has 12,770 parameters; cnn and cnn-bn have 19,124 and 19,151, as many as matrix-capsnet of their
+size (`--preset small`). `--preset paper` has the paper's small network, of 64 channels and of 8, 16
+and 16 types, and the paper's CNN, of 4.2 million parameters.
+
+EM routing (Procedure 1) alternates two steps. In the M-step, every parent capsule j fits a diagonal
+Gaussian to the votes V_ij of its children i; its activation a_j is high if the votes agree. In the
+E-step, every child divides itself anew among its parents, in proportion to a_j times the density of
+its vote. The loss is the cross-entropy of log a_j; gradients are propagated through all EM
+iterations; the optimizer is Adam with cosine decay of the learning rate.
 
 Deviations from the paper:
-  - smaller networks (`--preset paper` has the paper's small network, A=64, B=8, C=D=16, and its CNN)
-  - unless --preset is paper without --width, the CNN has no dropout (`--dropout 0.5`) and 32 hidden units, not 1024,
-    and its convolutions are not padded
+  - smaller networks
+  - unless --preset is paper, the CNN has no dropout (`--dropout 0.5`) and 32 hidden units, not
+    1024, and its convolutions are not padded
   - batch normalization in the first convolution and in PrimaryCaps
   - two EM iterations (`--routing-iters 3` for the paper's three)
   - an inverse temperature lambda that is 1/16 in all iterations
-  - beta_a outside of lambda: a_j = logistic(beta_a - lambda cost_j); one beta_a per parent type, not one for all
+  - beta_a outside of lambda: a_j = logistic(beta_a - lambda cost_j); one beta_a per parent type,
+    not one for all
   - the mass sum_i R_ij a_i multiplied by parents / children (Gritzman 2019)
   - transformation matrices initialized near the identity
   - cross-entropy instead of the spread loss (`--loss spread`)
 
-Control models (`--model`, one or several, which are trained in turn):
-  - cnn: the paper's CNN baseline, smaller: as many parameters as matrix-capsnet of the same preset (small or wide);
-    --preset paper has the paper's 4.2 million; cnn-bn: the same CNN with batch normalization
-  - four heads on one backbone of four 3x3 convolutions with batch normalization, with about equal numbers of
-    parameters, because the backbone changes accuracy more than the head does: capsnet-shared (vector capsules, dynamic
-    routing, transformation matrices shared across positions, coordinate addition), capsnet (one matrix per capsule),
-    matrix-head (pose matrices and EM routing to the class capsules) and cnn-gap (global average pooling)
-
-Data (`--data`): toys rendered by this script, with the structure of smallNORB; the real smallNORB (`--norb-dir`); or
-five 3D shapes, of which three look the same from training and test azimuths, being symmetric about the vertical axis.
+Data (`--data`): toys rendered by this script, with the structure of smallNORB; the real smallNORB
+(`--norb-dir`); or five 3D shapes, of which three look the same from training and test azimuths,
+being symmetric about the vertical axis.
 
 Examples, with times on two cores:
-  python3 smallnorb_novel_viewpoint.py                 4 minutes: train matrix-capsnet, cnn and cnn-bn on toys
-  python3 smallnorb_novel_viewpoint.py --data shapes   30 seconds: the same question with five simple shapes
-  python3 smallnorb_novel_viewpoint.py --load          10 seconds: evaluate the pretrained matrix-capsnet
+  python3 smallnorb_novel_viewpoint.py                 4 minutes: train three networks on toys
+  python3 smallnorb_novel_viewpoint.py --data shapes   30 seconds: the same, with five simple shapes
+  python3 smallnorb_novel_viewpoint.py --load          10 seconds: test the pretrained capsules
 """
 import argparse
 import base64
@@ -106,7 +116,7 @@ PRETRAINED = tuple(Path(__file__).resolve().with_name("weights") / f"smallnorb_{
 #   E = 8 elements of a primary capsule that is a vector
 #   B types of child capsules   I children of a parent (input capsules)
 #   J types of parent capsules, or classes (output capsules)
-#   L parent positions in a batch: N * rows * columns for convolutional capsules, N for class capsules
+#   L parent positions in a batch: N * rows * columns of convolutional capsules, N of class capsules
 #   G groups of children that share transformation matrices   T terms of dV (see votes_gradient)
 
 
