@@ -160,8 +160,6 @@ def main():
     figures.add_animation_flags(parser, norb, FPS)
     networks.add_flags(parser, norb, "animate without training: the networks")
     args = parser.parse_args()
-    if hasattr(args, "recompute_statistics"):
-        raise InputError("--recompute-statistics has no effect on the animation. Leave it out")
     loaded, snapshots = args.load is not None, 16 if args.snapshots is None else args.snapshots
     figures.check_animation_flags(args, norb, {"--snapshots": (snapshots, 2, MAX_FRAMES),
                                                "--sweep-frames": (args.sweep_frames, 2, MAX_FRAMES)})

@@ -158,7 +158,6 @@ MODELS = {                         # by --model: its defaults
     "matrix-head": USUAL | {"coordinates": True}}
 OF_SHAPES = {"n_epochs": 10, "lr": 2e-3, "preset": "wide", "train_azimuths": "0:150",
              "test_azimuths": "200:330"}
-NORMALIZED = {"model": (*CAPSULES, "cnn-bn", "cnn-gap")}
 WITH_TOYS = {"data": ("toys", "smallnorb")}
 WITH_SHAPES = {"data": ("shapes",)}
 WITH_AZIMUTHS = {"split": ("azimuth", "instance")}
@@ -198,8 +197,8 @@ class Config:
                           low=0, high=24300, only=WITH_TOYS, test=True)
     model: str = setting("matrix-capsnet", "network; without --model also its controls",
                          choices=tuple(MODELS))
-    preset: str = setting(None, "A, B, C, D of matrix-capsnet; small: 32, 4, 8, 8; wide: 64, 4, 4, "
-                          "4, backbones twice as wide; paper: the paper's sizes, others as small",
+    preset: str = setting(None, "sizes: small, wide or the paper's, of matrix-capsnet and of cnn; "
+                          "backbones are as wide in paper as in small, twice as wide in wide",
                           choices=("small", "wide", "paper"))
     width: int = setting(0, "capsule types; channels of conv1 (cnn, cnn-bn) or conv5 (cnn-gap); 0: "
                          "as many parameters as matrix-capsnet (cnn, cnn-bn; of preset paper 32) "
@@ -222,9 +221,6 @@ class Config:
     lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6)
     lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
     warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000)
-    recompute_statistics: int = setting(0, "before the test, recompute normalizations on up to N "
-                                        "training samples", low=0, high=2000, test=True,
-                                        runtime=True, only=NORMALIZED)
     threads: int = setting(0, "0: one per core; results do not depend on it",
                            low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
@@ -1450,10 +1446,12 @@ def spread_loss(a, labels, margin):
 
         L = sum_{i != t} max(0, m - (a_t - a_i))^2
 
-    a: activations, (N, J); labels: target classes t, (N,) int; margin: m, a float or (N,). The paper increases m from
-    0.2 to 0.9 during training. At equal activations the loss is (J-1) m^2. Return the loss, a float, and da, (N, J)."""
+    a: activations, (N, J); labels: target classes t, (N,) int; margin: m, a float or (N,). The
+    paper increases m from 0.2 to 0.9 during training. At equal activations the loss is (J-1) m^2.
+    Return the loss, a float, and da, (N, J)."""
     rows = np.arange(len(labels))
-    violation = np.maximum(np.reshape(margin, (-1, 1)) - (a[rows, labels][:, None] - a), 0).astype(a.dtype, copy=False)
+    lead = a[rows, labels][:, None] - a                     # of the target class, (N, J)
+    violation = np.maximum(np.reshape(margin, (-1, 1)) - lead, 0).astype(a.dtype, copy=False)
     violation[rows, labels] = 0
     da = violation * (2 / len(labels))
     da[rows, labels] = -da.sum(1)
@@ -1492,24 +1490,34 @@ def cross_entropy(scores, labels):
 def classification_loss(out, batch, config):
     """Compute the loss named by config.loss, averaged over the batch.
 
-    The spread loss and the margin loss take the activations a: lengths of vector capsules, else logistic(scores).
-    Cross-entropy takes log a of capsules, but a CNN's logits as usual. out: the result of forward. batch: a dict with
-    labels, (N,), and, for the spread loss, margin. Return the loss, a float, and dscores, (N, J)."""
-    scores, labels, are_lengths = out["scores"], batch["labels"], config.model in VECTOR_MODELS
-    if config.loss == "cross-entropy" and config.model not in CAPSULES:
-        return cross_entropy(scores, labels)
-    if config.loss == "cross-entropy" and are_lengths:
-        loss, dlogs = cross_entropy(np.log(scores), labels)
-        return loss, dlogs / scores
+    The spread loss and the margin loss take the activations a: lengths of vector capsules, else
+    logistic(scores). Cross-entropy takes log a of capsules, but a CNN's logits as usual. out: the
+    result of forward. batch: a dict with labels, (N,), and, for the spread loss, margin. Return the
+    loss, a float, and dscores, (N, J)."""
+    scores, labels = out["scores"], batch["labels"]
     if config.loss == "cross-entropy":
-        loss, dlogs = cross_entropy(-np.logaddexp(0, -scores), labels)
-        return loss, dlogs * sigmoid(-scores)
+        return cross_entropy_of_scores(scores, labels, config)
+    are_lengths = config.model in VECTOR_MODELS
     a = scores if are_lengths else sigmoid(scores)
     if config.loss == "spread":
         loss, da = spread_loss(a, labels, batch["margin"])
     else:
         loss, da = margin_loss(a, np.eye(N_CLASSES, dtype=a.dtype)[labels])
-    return loss, da if are_lengths else da * a * (1 - a)
+    if are_lengths:
+        return loss, da
+    return loss, da * a * (1 - a)
+
+
+def cross_entropy_of_scores(scores, labels, config):
+    """Compute the cross-entropy of classification_loss from scores, (N, J). Return the loss, a
+    float, and dscores, (N, J)."""
+    if config.model in VECTOR_MODELS:
+        loss, dlogs = cross_entropy(np.log(scores), labels)
+        return loss, dlogs / scores
+    if config.model in MATRIX_MODELS:                       # log a = -log(1 + exp(-score))
+        loss, dlogs = cross_entropy(-np.logaddexp(0, -scores), labels)
+        return loss, dlogs * sigmoid(-scores)
+    return cross_entropy(scores, labels)
 
 
 # -------------------------------------------------------------- the networks
@@ -1836,19 +1844,6 @@ def conv_norm_forward(params, x, name, statistics):
         for part, value in zip(STATISTICS, found):
             statistics[name + part] = value
     return y, cache
-
-
-def recompute_statistics(state, data, config, n):
-    """Return the statistics of all normalizations over n training samples (precise batch
-    normalization), {name: array}: layer by layer, so that each layer sees what those before it
-    compute in evaluation.
-
-    In some long runs the running statistics, gathered while earlier layers used those of 16
-    samples, do not fit."""
-    chunk, statistics = next(iter(epoch_samples(data, config.n_epochs, config))), {}
-    images = to_batch(chunk, np.arange(len(chunk["labels"]))[:n])["images"]
-    convolutions_forward(weights_of(state), images, config, statistics)
-    return statistics
 
 
 def convolutions_backward(dx, caches, grads):
@@ -3493,15 +3488,8 @@ def check_same_run(folder, theirs, state, config, data, init):
         if theirs.lr_schedule == "cosine":
             raise InputError(f"{folder}: its learning rate ends at 0 with epoch {theirs.n_epochs}. "
                              f"{another}")
-        if "recomputed" in history:
-            raise InputError(f"{folder}: its statistics were recomputed after its last epoch. "
-                             f"{another}")
         settings = settings | {"n_epochs": theirs.n_epochs}             # it goes on
     check_same(folder, theirs, settings, ("runtime",))
-    n = history.get("recomputed", config.recompute_statistics)
-    if n != config.recompute_statistics:
-        raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
-                         "Give that, or name another folder")
     if history.get("init", digest_of(init)) != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
@@ -3602,36 +3590,12 @@ def run(config, data, state, folder):
         state = train(config, data, state, progress.step, after_epoch)
     finally:
         progress.clear()
+    file.save(config, state)                           # before the test, which may fail
     with worker_threads(config) as workers:
-        if config.recompute_statistics:
-            replace_statistics(state, data, config)
-        elif state["running"] and state["step"] >= 10_000:
-            check_statistics(state, data, config, workers)
-        file.save(config, state)                       # before the test, which may fail
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
     write_file(folder / "metrics.json", as_json(result))
     return result
-
-
-def replace_statistics(state, data, config):
-    """Put recomputed statistics, as --recompute-statistics asks for, into a state"""
-    n = config.recompute_statistics
-    state["running"] |= recompute_statistics(state, data, config, n)
-    state["history"]["recomputed"] = n
-
-
-WATCHED = "familiar"               # what check_statistics compares
-
-
-def check_statistics(state, data, config, workers):
-    """Say so if the accuracy after the last epoch is a point higher with recomputed statistics"""
-    weights = weights_of(state) | recompute_statistics(state, data, config, 800)
-    metrics = validate(weights, data, config, workers)
-    gain = metrics[WATCHED] - state["history"]["epochs"][-1][WATCHED]
-    if gain > 0.01:
-        say(f"Running statistics do not fit: {100 * gain:.1f} points more with "
-            "--recompute-statistics 800", config)
 
 
 def result_of(config, state, data, test):
@@ -3768,7 +3732,7 @@ def test_saved(args):
         raise InputError("--init is for a training, and --load only tests. Leave one out")
     trained, state = load(args.load)
     config = tested_config(args, trained)
-    data = load_data(config, without=() if config.recompute_statistics else ("train",))
+    data = load_data(config, without=("train",))
     config = fit_to_data(config, data)
     check_classes(args.load, state, config, data)
     if args.outdir is None:
@@ -3785,9 +3749,7 @@ def test_saved(args):
 
 def test_again(path, trained, config, data, state):
     """Test the network of a file, whose training had the settings `trained`, with others. Print the
-    table and return the result. Recomputed statistics, if there are any, are then in the state"""
-    if config.recompute_statistics:
-        replace_statistics(state, data, config)
+    table and return the result"""
     with worker_threads(config) as workers:
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
@@ -3854,6 +3816,8 @@ class Parser(argparse.ArgumentParser):
             alike = difflib.get_close_matches(flag, self._option_string_actions, n=1)
             if alike:
                 raise InputError(f"{message}. Did you mean {alike[0]}?")
+        if message.endswith("azimuths: expected one argument"):
+            message += ". Join a range that begins with a minus by =, as in --train-azimuths=-40:40"
         raise InputError(f"{message}. See --help")
 
 

@@ -170,7 +170,6 @@ BAD = (                            # program, flags, words of the one line of er
     (looks, "--out-json x.json --only background_activity --model cnn", "--out-json x.json: it is measured for"),
     (animation, "--snapshots 1", "--snapshots 1"), (animation, "--split elevation", "--split"),
     (animation, "--load --snapshots 9", "--snapshots has no"), (animation, "--load --n-test 9", "--n-test has no"),
-    (animation, "--load --recompute-statistics 9", "--recompute-statistics has no effect"),
     (animation, "--out a.png", ".gif"))
 
 

@@ -6,8 +6,10 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
-from conftest import assert_refused
+from conftest import assert_refused, configs, runs
 from reference_smallnorb import PARTS
+
+import visualize_smallnorb_novel_viewpoint as looks
 
 SHAPES = sn.Config(data="shapes")
 X, Y, Z = np.eye(3)                # right, up, towards the viewer
@@ -145,6 +147,15 @@ def test_default_data(data):
     again, other = sn.load_data(SHAPES), sn.load_data(sn.Config(data="shapes", seed=1))
     assert np.array_equal(again["train"]["images"], data["train"]["images"])
     assert not np.array_equal(other["train"]["images"], data["train"]["images"])
+
+
+def test_a_range_that_begins_with_a_minus_is_joined_to_its_flag(call):
+    """argparse takes it for a flag; the form that works is in the error, also of the programs outside"""
+    words = "--train-azimuths", "-40:40"
+    for main in sn.main, looks.main:
+        assert_refused(call(sn, main, *words), "as in --train-azimuths=-40:40")
+    config, = configs(runs.NORB, ["--model", "cnn", "=".join(words)])
+    assert sn.angle_ranges(config) == ((-40, 40), (60, 280))
 
 
 def test_a_network_of_other_images_is_not_tested_on_shapes(call):
