@@ -98,7 +98,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-# BLAS works on one thread, since worker threads share a batch. This must be said before numpy is imported.
+# BLAS works on one thread, since worker threads share a batch. This must be said before numpy is
+# imported
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
                  "VECLIB_MAXIMUM_THREADS"):
     os.environ[variable] = "1"
@@ -427,7 +428,8 @@ def weights_of(state):
     return state["params"] | state["running"]
 
 
-SHARD = 16                         # samples that a thread computes at once; also the group of a batch normalization
+SHARD = 16                         # samples that a thread computes at once, and that share the
+                                   # statistics of a batch normalization
 
 
 def worker_threads(config):
@@ -1282,9 +1284,11 @@ def class_caps_backward(dmu, dx, cache):
 
 
 # -------------------------------------------------------------- dynamic routing
-# The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before input capsule i.
+# The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before
+# input capsule i.
 
-SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is near 0, not 0/0
+SQUASH_EPS = 1e-9                  # added inside the square root of a norm, so that a zero vector's
+                                   # gradient is near 0, not 0/0
 
 
 def squash_forward(s):
@@ -2005,8 +2009,9 @@ def optimizer_step(state, shard_grads, rate, config, workers):
     params, m, v = state["params"], state["adam_m"], state["adam_v"]
     step = state["step"] + 1
     adam_step(params, shard_grads, m, v, step, config.lr * rate, workers)
-    if step % 500 == 0:            # moments of weights without a gradient decay to denormal numbers,
-        for moments in m, v:       # which are slow
+    if step % 500 == 0:
+        # Moments of weights without a gradient decay to denormal numbers, which are slow
+        for moments in m, v:
             for a in moments.values():
                 a[np.abs(a) < 1e-35] = 0
 
@@ -2072,8 +2077,8 @@ def update_running_statistics(running, shard_statistics, step):
 
 
 # -------------------------------------------------------------- layers
-# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows, of all images, is
-# contiguous.
+# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows,
+# of all images, is contiguous.
 
 def im2col(x, width, stride):
     """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays
