@@ -159,7 +159,7 @@ class Guide:
             raise InputError(f"--load {path}: no such place. Give a weights file or a run's folder")
         others = ""
         conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (
-            lambda c: c.data != "shapes" and c.model != "nearest")
+            lambda c: c.data != "shapes")
         for module, condition in zip(NETWORKS, conditions):
             with contextlib.suppress(module.InputError):
                 if condition((network := load_network(module, path)).config):

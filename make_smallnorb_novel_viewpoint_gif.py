@@ -160,8 +160,6 @@ def main():
     figures.add_animation_flags(parser, norb, FPS)
     networks.add_flags(parser, norb, "animate without training: the networks")
     args = parser.parse_args()
-    if hasattr(args, "recompute_statistics"):
-        raise InputError("--recompute-statistics has no effect on the animation. Leave it out")
     loaded, snapshots = args.load is not None, 16 if args.snapshots is None else args.snapshots
     figures.check_animation_flags(args, norb, {"--snapshots": (snapshots, 2, MAX_FRAMES),
                                                "--sweep-frames": (args.sweep_frames, 2, MAX_FRAMES)})
@@ -169,9 +167,7 @@ def main():
         if getattr(args, name, None) is not None:
             raise InputError(f"{flag_name(name)} has no effect with --load, which neither trains nor tests. Leave it "
                              "out")
-    if "nearest" in getattr(args, "model", ()):
-        raise InputError("--model nearest: is not trained, so there is nothing to animate. Leave it out")
-    runs = [run for run in networks.chosen(norb, args) if run[2].model != "nearest"]
+    runs = networks.chosen(norb, args)
     configs = [config for *_, config in runs]
     if not 1 <= len(runs) <= MAX_NETWORKS:
         raise InputError(f"the animation shows 1 to {MAX_NETWORKS} trained networks, not {len(runs)}. Give others by "

@@ -132,8 +132,6 @@ def load(path, labels=None):
         raise InputError(f"{path}: {fault}. Give a weights file or the folder of a run")
     module = importlib.import_module(name)
     config, state = module.load(path)
-    if not state["params"]:
-        raise InputError(f"{path}: a nearest neighbor has no weights. Give a network's file")
     names = tuple(module.class_names(state["history"]) or map(str, range(config.n_classes)))
     if labels:
         given = tuple(read_names(Path(labels)))

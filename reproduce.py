@@ -74,7 +74,10 @@ def planned(experiment, setting, seed):
         *_, table, before = result.after.split("/")
         first = planned(experiment, f"{table}/{before.rpartition('-')[0]}", seed)
         return [*first, result._replace(seed=seed, after=first[-1].name)]
-    return [result._replace(seed=seed) if result.is_training else result]
+    if not result.is_training and " --seed " not in result.flags:
+        return [result]
+    flags = re.sub(r" --seed \d+", f" --seed {seed}", result.flags)
+    return [result._replace(seed=seed, flags=flags)]
 
 
 EVALUATED = {MULTI: 1.15, NORB: 1.2, AFF: 1.4}         # measured: time with validation and tests / time of training

@@ -3,61 +3,70 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""smallNORB novel viewpoints: matrix capsules with EM routing in NumPy, with every gradient written out.
+"""smallNORB novel viewpoints: matrix capsules with EM routing in NumPy, all gradients written out.
 
-Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018; also vector capsules with dynamic routing
-(Sabour, Frosst & Hinton, NIPS 2017).
+Hinton, Sabour & Frosst, "Matrix capsules with EM routing", ICLR 2018; also vector capsules with
+dynamic routing (Sabour, Frosst & Hinton, NIPS 2017).
 
-Question: networks are trained on images of objects from a limited range of viewpoints and tested on novel viewpoints.
-Does a capsule network classify novel viewpoints better than a CNN? The paper reports an error of 13.5% for capsules and
-20.0% for a CNN on novel azimuths, at an equal error of 3.7% on familiar viewpoints. By default this script trains the
-paper's network and two CNNs on the same images and prints their accuracies side by side.
+Question: networks are trained on images of objects from a limited range of viewpoints and tested on
+novel viewpoints. Does a capsule network classify novel viewpoints better than a CNN? The paper
+reports an error of 13.5% for capsules and 20.0% for a CNN on novel azimuths, at an equal error of
+3.7% on familiar viewpoints. By default this script trains a small version of the paper's network
+and two CNNs on the same images and prints their accuracies side by side.
 
-    stage        layer of the paper's network, `--model matrix-capsnet --preset small`         output (A=32, B=4, C=D=8)
-    Input        one toy from one viewpoint, two cameras                             (N, 32, 32, 2)
-    Conv1        5x5, stride 2, A channels, batch normalization, ReLU                (N, 14, 14, A)
-    PrimaryCaps  1x1, batch normalization: B types of a 4x4 pose M, an activation a  (N, 14, 14, B, 4x4 + 1)
-    ConvCaps1    3x3, stride 2, C types: votes V_ij = M_i W_ij, EM routing           (N, 6, 6, C, 4x4 + 1)
-    ConvCaps2    3x3, stride 1, D types: votes V_ij = M_i W_ij, EM routing           (N, 4, 4, D, 4x4 + 1)
-    ClassCaps    votes V_ij = M_i W_ij with W shared across positions, coordinate    (N, 5, 4x4 + 1)
-                 addition; EM routing over all 4 x 4 x D children
+Models (`--model`, one or several, which are trained in turn):
+  - matrix-capsnet: the paper's network, of pose matrices and EM routing; see the table
+  - cnn: the paper's CNN, its control, made as small: two convolutions and a hidden layer
+  - cnn-bn: the same CNN with batch normalization, which matrix-capsnet has, too
+  - four heads on one backbone of four 3x3 convolutions with batch normalization, because the
+    backbone changes accuracy more than the head does, with about equal numbers of parameters:
+    matrix-head (pose matrices and EM routing to the class capsules), capsnet (vector capsules and
+    dynamic routing, one transformation matrix per capsule), capsnet-shared (the same with
+    transformation matrices shared across positions and coordinate addition) and cnn-gap (global
+    average pooling)
 
-A to D are the paper's letters, numbers of channels or capsule types; in the code, D is the size of a pose. By default
-matrix-capsnet (wide) has A=64, B=C=D=4 and 12,770 parameters, cnn and cnn-bn (small) have 19,124 and 19,151.
+    stage        layer of matrix-capsnet, as it is by default           output
+    Input        one toy from one viewpoint, two cameras                (N, 32, 32, 2)
+    Conv1        5x5, stride 2, batch normalization, ReLU               (N, 14, 14, 64)
+    PrimaryCaps  1x1, batch normalization: 4 types of capsules, each    (N, 14, 14, 4, 4x4 + 1)
+                 of a 4x4 pose matrix M and an activation a
+    ConvCaps1    3x3, stride 2, 4 types: votes V_ij = M_i W_ij of the   (N, 6, 6, 4, 4x4 + 1)
+                 children i for the parents j, EM routing
+    ConvCaps2    3x3, stride 1, 4 types: the same                       (N, 4, 4, 4, 4x4 + 1)
+    ClassCaps    the same over all 4 x 4 x 4 children, with W shared    (N, 5, 4x4 + 1)
+                 across positions and coordinate addition
 
-EM routing (Procedure 1) alternates two steps. In the M-step, every parent capsule j fits a diagonal Gaussian to the
-votes V_ij of its children i; its activation a_j is high if the votes agree. In the E-step, every child divides itself
-anew among its parents, in proportion to a_j times the density of its vote. The loss is the cross-entropy of log a_j;
-gradients are propagated through all EM iterations; the optimizer is Adam with cosine decay of the learning rate.
+It has 12,770 parameters; cnn and cnn-bn have 19,124 and 19,151, as many as matrix-capsnet of their
+size (`--preset small`). `--preset paper` has the paper's small network, of 64 channels and of 8, 16
+and 16 types, and the paper's CNN, of 4.2 million parameters.
+
+EM routing (Procedure 1) alternates two steps. In the M-step, every parent capsule j fits a diagonal
+Gaussian to the votes V_ij of its children i; its activation a_j is high if the votes agree. In the
+E-step, every child divides itself anew among its parents, in proportion to a_j times the density of
+its vote. The loss is the cross-entropy of log a_j; gradients are propagated through all EM
+iterations; the optimizer is Adam with cosine decay of the learning rate.
 
 Deviations from the paper:
-  - smaller networks (`--preset paper` has the paper's small network, A=64, B=8, C=D=16, and its CNN)
-  - unless --preset is paper without --width, the CNN has no dropout (`--dropout 0.5`) and 32 hidden units, not 1024,
-    and its convolutions are not padded
+  - smaller networks
+  - unless --preset is paper, the CNN has no dropout (`--dropout 0.5`) and 32 hidden units, not
+    1024, and its convolutions are not padded
   - batch normalization in the first convolution and in PrimaryCaps
   - two EM iterations (`--routing-iters 3` for the paper's three)
   - an inverse temperature lambda that is 1/16 in all iterations
-  - beta_a outside of lambda: a_j = logistic(beta_a - lambda cost_j); one beta_a per parent type, not one for all
+  - beta_a outside of lambda: a_j = logistic(beta_a - lambda cost_j); one beta_a per parent type,
+    not one for all
   - the mass sum_i R_ij a_i multiplied by parents / children (Gritzman 2019)
   - transformation matrices initialized near the identity
   - cross-entropy instead of the spread loss (`--loss spread`)
 
-Control models (`--model`, one or several, which are trained in turn):
-  - cnn: the paper's CNN baseline, smaller: as many parameters as matrix-capsnet of the same preset (small or wide);
-    --preset paper has the paper's 4.2 million; cnn-bn: the same CNN with batch normalization
-  - nearest: the class of the nearest training image in pixel space
-  - four heads on one backbone of four 3x3 convolutions with batch normalization, with about equal numbers of
-    parameters, because the backbone changes accuracy more than the head does: capsnet-shared (vector capsules, dynamic
-    routing, transformation matrices shared across positions, coordinate addition), capsnet (one matrix per capsule),
-    matrix-head (pose matrices and EM routing to the class capsules) and cnn-gap (global average pooling)
-
-Data (`--data`): toys rendered by this script, with the structure of smallNORB; the real smallNORB (`--norb-dir`); or
-five 3D shapes, of which three look the same from training and test azimuths, being symmetric about the vertical axis.
+Data (`--data`): toys rendered by this script, with the structure of smallNORB; the real smallNORB
+(`--norb-dir`); or five 3D shapes, of which three look the same from training and test azimuths,
+being symmetric about the vertical axis.
 
 Examples, with times on two cores:
-  python3 smallnorb_novel_viewpoint.py                 4 minutes: train matrix-capsnet, cnn and cnn-bn on toys
-  python3 smallnorb_novel_viewpoint.py --data shapes   30 seconds: the same question with five simple shapes
-  python3 smallnorb_novel_viewpoint.py --load          10 seconds: evaluate the pretrained matrix-capsnet
+  python3 smallnorb_novel_viewpoint.py                 4 minutes: train three networks on toys
+  python3 smallnorb_novel_viewpoint.py --data shapes   30 seconds: the same, with five simple shapes
+  python3 smallnorb_novel_viewpoint.py --load          10 seconds: test the pretrained capsules
 """
 import argparse
 import base64
@@ -89,7 +98,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-# BLAS works on one thread, since worker threads share a batch. This must be said before numpy is imported.
+# BLAS works on one thread, since worker threads share a batch. This must be said before numpy is
+# imported
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
                  "VECLIB_MAXIMUM_THREADS"):
     os.environ[variable] = "1"
@@ -99,12 +109,15 @@ from numpy.lib.stride_tricks import sliding_window_view
 EXPERIMENT = "smallnorb_novel_viewpoint"
 PRETRAINED = tuple(Path(__file__).resolve().with_name("weights") / f"smallnorb_{model}.npz"
                    for model in ("matrix-capsnet", "cnn", "cnn-bn"))
-# Axis legend, in the shape comments at line ends:
-#   N batch   H W height, width   C channels in   F channels out   K kernel side   B types of child capsules
-#   P = 4 side of a pose matrix   D elements of a capsule: P*P of a pose, or 16 of a vector class capsule
-#   E elements of a primary capsule that is a vector (8)
-#   I children of a parent (input capsules)   J types of parents (output capsules)
-#   L parent positions in a batch: N * rows * columns for convolutional capsules, N for class capsules
+# Letters of the axes, in docstrings and in comments at line ends:
+#   N images   C channels in   F channels out   K kernel side
+#   H W height and width of images and of channels; grids of capsules have rows and columns, since
+#       there W are the transformation matrices, as in both papers
+#   P = 4 side of a pose matrix   D = 16 elements of a capsule: of a pose matrix, or of a vector
+#   E = 8 elements of a primary capsule that is a vector
+#   B types of child capsules   I children of a parent (input capsules)
+#   J types of parent capsules, or classes (output capsules)
+#   L parent positions in a batch: N * rows * columns of convolutional capsules, N of class capsules
 #   G groups of children that share transformation matrices   T terms of dV (see votes_gradient)
 
 
@@ -143,12 +156,9 @@ MODELS = {                         # by --model: its defaults
     "cnn-gap": USUAL,
     "capsnet-shared": OF_VECTORS | {"coordinates": True},
     "capsnet": OF_VECTORS,
-    "matrix-head": USUAL | {"coordinates": True},
-    "nearest": USUAL | {"n_epochs": 0}}
+    "matrix-head": USUAL | {"coordinates": True}}
 OF_SHAPES = {"n_epochs": 10, "lr": 2e-3, "preset": "wide", "train_azimuths": "0:150",
              "test_azimuths": "200:330"}
-TRAINED = {"model": tuple(model for model in MODELS if model != "nearest")}
-NORMALIZED = {"model": (*CAPSULES, "cnn-bn", "cnn-gap")}
 WITH_TOYS = {"data": ("toys", "smallnorb")}
 WITH_SHAPES = {"data": ("shapes",)}
 WITH_AZIMUTHS = {"split": ("azimuth", "instance")}
@@ -188,8 +198,8 @@ class Config:
                           low=0, high=24300, only=WITH_TOYS, test=True)
     model: str = setting("matrix-capsnet", "network; without --model also its controls",
                          choices=tuple(MODELS))
-    preset: str = setting(None, "A, B, C, D of matrix-capsnet; small: 32, 4, 8, 8; wide: 64, 4, 4, "
-                          "4, backbones twice as wide; paper: the paper's sizes, others as small",
+    preset: str = setting(None, "sizes: small, wide or the paper's, of matrix-capsnet and of cnn; "
+                          "backbones are as wide in paper as in small, twice as wide in wide",
                           choices=("small", "wide", "paper"))
     width: int = setting(0, "capsule types; channels of conv1 (cnn, cnn-bn) or conv5 (cnn-gap); 0: "
                          "as many parameters as matrix-capsnet (cnn, cnn-bn; of preset paper 32) "
@@ -207,15 +217,11 @@ class Config:
                         choices=("cross-entropy", "margin", "spread"))
     seed: int = setting(0, "of all random numbers; the same seed, the same bits",
                         low=0, high=2 ** 32 - 1, test=True)
-    n_epochs: int = setting(None, "training epochs", low=1, high=100_000, only=TRAINED)
-    batch_size: int = setting(32, "images per step", low=1, high=4096, only=TRAINED)
-    lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6, only=TRAINED)
-    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"),
-                               only=TRAINED)
-    warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000, only=TRAINED)
-    recompute_statistics: int = setting(0, "before the test, recompute normalizations on up to N "
-                                        "training samples", low=0, high=2000, test=True,
-                                        runtime=True, only=NORMALIZED)
+    n_epochs: int = setting(None, "training epochs", low=1, high=100_000)
+    batch_size: int = setting(32, "images per step", low=1, high=4096)
+    lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6)
+    lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
+    warmup: int = setting(0, "steps of linear warm-up", low=0, high=100_000)
     threads: int = setting(0, "0: one per core; results do not depend on it",
                            low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
@@ -242,8 +248,6 @@ def defaults_of(config):
         defaults |= {"train_azimuths": "0:340", "test_azimuths": "0:340"}
     if is_paper_cnn(config):
         defaults["dropout"] = 0.5
-    if config.model == "nearest":
-        defaults["n_epochs"] = 0
     return defaults
 
 
@@ -340,42 +344,49 @@ def default_models(given):
     """Return the models that are trained without --model: the paper's network, its CNN and one that
     is stronger"""
     if given.get("data") == "shapes":
-        return "matrix-capsnet", "cnn", "cnn-gap", "nearest"
+        return "matrix-capsnet", "cnn", "cnn-gap"
     return "matrix-capsnet", "cnn", "cnn-bn"
 
 
 # -------------------------------------------------------------- training
 
-def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None, dtype=np.float32):
-    """Train a network and return its state. Test images are only evaluated: no parameter depends on them.
-    Nothing is printed.
+def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None,
+          dtype=np.float32):
+    """Train a network and return its state. Test images are only evaluated: no parameter depends on
+    them. Nothing is printed.
 
-    data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state, terms) is called
-    after every step, each_epoch(state) after every epoch; what they keep they must copy. Progress has such hooks.
-    dtype: float64 is for tests.
+    data: as load_data returns it. state: to resume from, at the end of an epoch. each_step(state,
+    terms) is called after every step, each_epoch(state) after every epoch; what they keep they must
+    copy. Progress has such hooks. dtype: float64 is for tests.
 
-    The state, a dict, is everything that a run is: params {name: array}, running (statistics of the normalizations),
-    adam_m and adam_v (moments), step and history. Raise InputError when training diverges."""
+    The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
+    normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
+    diverges."""
     config = fit_to_data(config, data)
-    state = initial_state(config, dtype) if state is None else state
+    if state is None:
+        state = initial_state(config, dtype)
     state["history"]["source"] = data["source"]
     n_train = len(data["train"]["labels"])
     per_epoch = steps_per_epoch(config, data)
     with worker_threads(config) as workers:
         for epoch in range(state["step"] // per_epoch, config.n_epochs):
-            start, sums = time.perf_counter(), {}
-            for samples in epoch_samples(data, epoch, config):
-                for rows in batches(samples, config.batch_size):
-                    terms, shard_grads, statistics = batch_gradients(state["params"], samples, rows, config, workers)
-                    if not math.isfinite(terms["loss"]):
-                        raise InputError(f"loss {terms['loss']}, step {state['step'] + 1}: diverged. Lower --lr")
-                    rate = schedule(config, state["step"], config.n_epochs * per_epoch)
-                    optimizer_step(state, shard_grads, rate, config, workers)
-                    update_running_statistics(state["running"], statistics, state["step"])
-                    state["step"] += 1
-                    sums = {name: sums.get(name, 0) + term * len(rows) for name, term in terms.items()}
-                    each_step(state, terms)
-            metrics = {"epoch": epoch + 1, "step": state["step"], "seconds": time.perf_counter() - start}
+            began = time.perf_counter()
+            sums = {}
+            for samples, rows in epoch_batches(data, epoch, config):
+                terms, shard_grads, statistics = batch_gradients(
+                    state["params"], samples, rows, config, workers)
+                if not math.isfinite(terms["loss"]):
+                    raise InputError(f"loss {terms['loss']}, step {state['step'] + 1}: diverged. "
+                                     "Lower --lr")
+                rate = schedule(config, state["step"], config.n_epochs * per_epoch)
+                optimizer_step(state, shard_grads, rate, config, workers)
+                update_running_statistics(state["running"], statistics, state["step"])
+                state["step"] += 1
+                for name, term in terms.items():
+                    sums[name] = sums.get(name, 0) + term * len(rows)
+                each_step(state, terms)
+            metrics = {"epoch": epoch + 1, "step": state["step"],
+                       "seconds": time.perf_counter() - began}
             metrics |= {"train_" + name: total / n_train for name, total in sums.items()}
             metrics |= validate(weights_of(state), data, config, workers)
             state["history"]["epochs"].append(metrics)
@@ -388,13 +399,28 @@ def steps_per_epoch(config, data):
     return math.ceil(len(data["train"]["labels"]) / config.batch_size)
 
 
+def epoch_batches(data, epoch, config):
+    """Yield each batch of an epoch: the samples it is among, and its rows in them"""
+    for samples in epoch_samples(data, epoch, config):
+        for rows in batches(samples, config.batch_size):
+            yield samples, rows
+
+
 def initial_state(config, dtype=np.float32):
     """Return the state of a run before its first step (see train)"""
     params = {name: p.astype(dtype) for name, p in init_params(config).items()}
-    running = {name.replace("_gamma", part): np.full_like(params[name], part == "_var")
-               for name in params if name.endswith("_gamma") for part in STATISTICS}
-    moments = {key: {name: np.zeros_like(p) for name, p in params.items()} for key in ("adam_m", "adam_v")}
-    return {"params": params, "running": running, **moments, "step": 0, "history": {"source": "", "epochs": []}}
+    running = {}
+    if config.model != "cnn":                          # which has no normalization
+        for conv in convolutions(config):
+            running[conv.name + "_norm_mean"] = np.zeros(conv.F, dtype)
+            running[conv.name + "_norm_var"] = np.ones(conv.F, dtype)
+    return {
+        "params": params,
+        "running": running,
+        "adam_m": {name: np.zeros_like(p) for name, p in params.items()},
+        "adam_v": {name: np.zeros_like(p) for name, p in params.items()},
+        "step": 0,
+        "history": {"source": "", "epochs": []}}
 
 
 def weights_of(state):
@@ -402,7 +428,8 @@ def weights_of(state):
     return state["params"] | state["running"]
 
 
-SHARD = 16                         # samples that a thread computes at once; also the group of a batch normalization
+SHARD = 16                         # samples that a thread computes at once, and that share the
+                                   # statistics of a batch normalization
 
 
 def worker_threads(config):
@@ -431,24 +458,29 @@ def set_up_process():
 
 def batches(samples, size):
     """Return the rows of each batch of a dict of samples"""
-    return np.split(rows := np.arange(len(samples["labels"])), range(size, len(rows), size))
+    rows = np.arange(len(samples["labels"]))
+    return np.split(rows, range(size, len(rows), size))
 
 
 def batch_gradients(params, samples, rows, config, workers):
     """Compute loss_and_grads of samples[rows] in shards of 16, shared among the threads.
-    Shards and the order of their sums, hence the bits, do not depend on the number of threads. Return the terms of the
-    loss, the list of the shards' gradients, whose sum is the batch's, and the list of their statistics."""
+
+    Shards and the order of their sums, hence the bits, do not depend on the number of threads.
+    Return the terms of the loss, the list of the shards' gradients, whose sum is the batch's, and
+    the list of their statistics."""
     def one(start):
         batch = to_batch(samples, rows[start:start + SHARD], params["conv1_w"].dtype)
         return loss_and_grads(params, batch, config, share=len(batch["labels"]) / len(rows))
-    terms, grads, statistics = zip(*workers.map(one, range(0, len(rows), SHARD)))
-    return {name: sum(each[name] for each in terms) for name in terms[0]}, grads, statistics
+    shards = workers.map(one, range(0, len(rows), SHARD))
+    shard_terms, shard_grads, shard_statistics = zip(*shards)
+    terms = {name: sum(terms[name] for terms in shard_terms) for name in shard_terms[0]}
+    return terms, shard_grads, shard_statistics
 
 
 def forward_shards(weights, samples, config, workers):
     """Compute scores, v, mu and a of all samples, as far as forward has them, {name: array}"""
     def one(rows):
-        batch = to_batch(samples, rows, next(iter(weights.values())).dtype)
+        batch = to_batch(samples, rows, weights["conv1_w"].dtype)
         out, _ = forward(weights, batch["images"], config)
         return {name: out[name] for name in ("scores", "mu", "a", "v") if name in out}
     parts = list(workers.map(one, batches(samples, SHARD)))
@@ -456,8 +488,8 @@ def forward_shards(weights, samples, config, workers):
 
 
 def class_activations(out, config):
-    """Return a number from 0 to 1 for each class, (N, J): the activation of a matrix capsule, the length of a vector
-    capsule or, of a CNN, the probability. out: of forward or forward_shards"""
+    """Return a number from 0 to 1 for each class, (N, J): the activation of a matrix capsule, the
+    length of a vector capsule or, of a CNN, the probability. out: of forward or forward_shards"""
     if config.model in MATRIX_MODELS:
         return out["a"]
     if config.model in VECTOR_MODELS:
@@ -466,71 +498,122 @@ def class_activations(out, config):
 
 
 def evaluate(weights, samples, config, workers):
-    """Return the metrics of one test set, a dict.
+    """Return the metrics of one test set: those of metrics_of, and loss, what is minimized, as in
+    loss_and_grads, mean over the images; of the spread loss with its final margin."""
+    out = forward_shards(weights, samples, config, workers)
+    batch = {"labels": samples["labels"], "margin": MARGINS[1]}
+    loss, _ = classification_loss(out, batch, config)
+    return metrics_of(out["scores"].argmax(1), samples) | {"loss": loss}
 
-    accuracy: fraction of the images correctly classified; loss, what is minimized, as in loss_and_grads, mean over the
-    images, for the spread loss with its final margin; correct, (n,) bool; confusion: numbers of images, a list (J, J),
-    with a row per class and a column per predicted class."""
-    out, labels = forward_shards(weights, samples, config, workers), samples["labels"]
-    predicted = out["scores"].argmax(1)
-    confusion = np.bincount(labels * N_CLASSES + predicted, minlength=N_CLASSES ** 2).reshape(N_CLASSES, N_CLASSES)
-    loss, _ = classification_loss(out, {"labels": labels, "margin": MARGINS[1]}, config)
-    return {"accuracy": float((predicted == labels).mean()), "loss": loss, "correct": predicted == labels,
-            "confusion": confusion.tolist()}
+
+def metrics_of(predicted, samples):
+    """Return the metrics of some predicted classes, (n,), a dict of
+      accuracy          fraction of the images correctly classified
+      correct           (n,) bool
+      confusion         numbers of images, a list (J, J): a row per class, a column per predicted
+                        class
+      toy_n, toy_hits   numbers of images and of those correctly classified, see count_per_toy"""
+    labels = samples["labels"]
+    correct = predicted == labels
+    confusion = np.zeros((N_CLASSES, N_CLASSES), int)
+    np.add.at(confusion, (labels, predicted), 1)
+    return {"accuracy": float(correct.mean()), "correct": correct, "confusion": confusion.tolist(),
+            "toy_n": count_per_toy(samples, np.ones_like(correct)),
+            "toy_hits": count_per_toy(samples, correct)}
+
+
+def count_per_toy(samples, counted):
+    """Return how many of the images that count there are of each toy, a list (J, toys): a row per
+    class, a column per instance that the samples have, in ascending order.
+
+    Images of one toy are not independent, so that intervals resample toys. Samples without
+    instances, as of shapes, have one toy per class. counted: (n,) bool."""
+    labels = samples["labels"]
+    instances = samples.get("instances", np.zeros_like(labels))
+    different, columns = np.unique(instances, return_inverse=True)
+    counts = np.zeros((N_CLASSES, len(different)), int)
+    np.add.at(counts, (labels, columns), counted)
+    return counts.tolist()
 
 
 def evaluate_test(weights, data, config, workers):
-    """Return the metrics on familiar and on novel viewpoints, a dict.
-
-    familiar, novel: accuracies; drop: their difference; familiar_loss, novel_loss; familiar_confusion, novel_confusion;
-    correct: {"familiar", "novel"}, (n,) bool each; sweep: a dict of angles (azimuths or elevations, degrees), accuracy
-    at each angle, over both test sets or, with --split instance, over the novel toys."""
-    weights = nearest_images(data) if config.model == "nearest" else weights
+    """Return the metrics on familiar and on novel viewpoints; see metrics_of_test"""
     found = {name: evaluate(weights, data[name], config, workers) for name in ("familiar", "novel")}
-    swept, angle = ("novel",) if config.split == "instance" else ("familiar", "novel"), viewpoint_angle(config)
-    angles = np.concatenate([data[name][angle] for name in swept])
-    correct, sweep = np.concatenate([found[name]["correct"] for name in swept]), np.unique(angles)
-    return {"familiar": found["familiar"]["accuracy"], "novel": found["novel"]["accuracy"],
-            "drop": found["familiar"]["accuracy"] - found["novel"]["accuracy"],
-            **{f"{name}_{key}": found[name][key] for key in ("loss", "confusion") for name in found},
-            "sweep": {"angles": [int(at) if at % 1 == 0 else float(at) for at in sweep],
-                      "accuracy": [float(correct[angles == at].mean()) for at in sweep]},
-            "correct": {name: found[name]["correct"] for name in found}}
+    return metrics_of_test(found, data, config)
+
+
+def metrics_of_test(found, data, config):
+    """Return the metrics on familiar and on novel viewpoints, a dict of
+      familiar, novel   accuracies
+      drop              their difference
+      familiar_loss, familiar_confusion, familiar_toy_n, familiar_toy_hits, and the same of novel:
+                        see evaluate
+      sweep             a dict of angles (azimuths or elevations, degrees) and accuracy at each,
+                        over both test sets or, with --split instance, over the novel toys
+      correct           {"familiar", "novel"}, (n,) bool each
+    found: {"familiar", "novel"}, the metrics of each test set."""
+    correct = {name: found[name]["correct"] for name in found}
+    metrics = {name: found[name]["accuracy"] for name in found}
+    metrics["drop"] = metrics["familiar"] - metrics["novel"]
+    for name in found:
+        for key in found[name].keys() - {"accuracy", "correct"}:
+            metrics[f"{name}_{key}"] = found[name][key]
+    return metrics | {"sweep": accuracy_by_angle(data, correct, config), "correct": correct}
+
+
+def accuracy_by_angle(data, correct, config):
+    """Return evaluate_test's sweep. correct: {"familiar", "novel"}, (n,) bool each"""
+    swept = ("novel",) if config.split == "instance" else ("familiar", "novel")
+    angles = np.concatenate([data[name][viewpoint_angle(config)] for name in swept])
+    is_correct = np.concatenate([correct[name] for name in swept])
+    sweep = {"angles": [], "accuracy": []}
+    for angle in np.unique(angles):
+        sweep["angles"].append(int(angle) if angle % 1 == 0 else float(angle))
+        sweep["accuracy"].append(float(is_correct[angles == angle].mean()))
+    return sweep
+
+
+VALIDATED = ("familiar", "novel", "drop", "familiar_loss", "novel_loss",
+             "familiar_toy_hits", "novel_toy_hits")
 
 
 def validate(weights, data, config, workers):
     """Return the metrics after an epoch: those of the test images, which nothing is chosen by"""
     metrics = evaluate_test(weights, data, config, workers)
-    return {name: metrics[name] for name in ("familiar", "novel", "drop", "familiar_loss", "novel_loss")}
+    return {name: metrics[name] for name in VALIDATED}
 
 
-# -------------------------------------------------------------- the task: classify objects from novel viewpoints
+# -------------------------------------------------------------- the task: novel viewpoints
 
 DATA, INIT, BATCHES, EVALUATION = range(4)                              # purposes of random numbers
 
 
 def rng_for(seed, purpose, *key):
-    """Return a generator for each purpose and key: drawing more of one thing does not change another"""
+    """Return a generator for each purpose and key: drawing more of one thing does not change
+    another"""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(purpose, *key)))
 
 
-SIDE, N_CLASSES = 32, 5            # side of an input image, px; classes of every data set
+SIDE = 32                          # of an input image, px
+N_CLASSES = 5                      # of every data set
 SHAPE_NAMES = ("cross", "L", "T", "frame", "tripod")
 NORB_NAMES = ("animal", "human", "plane", "truck", "car")
 N_CHANNELS = {"shapes": 1, "smallnorb": 2, "toys": 2}
 MARGINS = 0.2, 0.9                 # margin m of the spread loss in the first and in the last epoch
-ELEVATIONS = (30, 40), (45, 70)    # training and novel elevations of --split elevation, degrees, as in the paper
-TOY_SPLITS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}         # instances of a class, as in smallNORB
-NORB_SIDE = 48                     # side of a toy's image, after downsampling by 2, px
-CHUNK = 2048                       # images shuffled at once, so that memory does not grow with the data
-MAX_BRIGHTNESS, CONTRASTS = 32, (0.5, 1.5)     # training jitter: up to +-32 of 255 gray levels; factors of contrast
+ELEVATIONS = (30, 40), (45, 70)    # training and novel ones of --split elevation, degrees
+TOY_SPLITS = {"train": (4, 6, 7, 8, 9), "test": (0, 1, 2, 3, 5)}    # instances, as in smallNORB
+NORB_SIDE = 48                     # of a toy's image, after downsampling by 2, px
+CHUNK = 2048                       # images shuffled at once: memory does not grow with the data
+MAX_BRIGHTNESS = 32                # of the training jitter: up to +-32 of 255 gray levels
+CONTRASTS = 0.5, 1.5               # of the training jitter: factors
 
 
 def load_data(config, without=()):
     """Load the images and labels of a run: {"source", "train", "familiar", "novel"}.
 
-    The three splits are dicts of images (N, H, W, C), labels (N,) int64, azimuths and elevations (N,) in degrees; see
-    select_images. Toys that are not yet in the cache are rendered. without: names of splits to leave out."""
+    The three splits are dicts of images (N, H, W, C), labels (N,) int64, azimuths and elevations
+    (N,) in degrees and, of toys and smallNORB, instances and lightings (N,); see select_images.
+    Toys that are not yet in the cache are rendered. without: names of splits to leave out."""
     data = {name: samples for name, samples in select_images(config).items() if name not in without}
     if config.data == "toys":
         add_toy_images([data[name] for name in data if name != "source"], config)
@@ -540,19 +623,26 @@ def load_data(config, without=()):
 def select_images(config):
     """Return load_data's dict; toys have no images yet, since add_toy_images renders them.
 
-    familiar: the training viewpoints with new pixel noise (shapes), or the training viewpoints of the test toys
-    (toys, smallNORB). novel: the same objects from viewpoints outside the training range. With --split instance,
-    smallNORB's standard task, the objects differ instead of the viewpoints: familiar holds the training toys, novel
-    the test toys from the test azimuths. Raise InputError when a split has no image in its range of angles."""
+    familiar: the training viewpoints with new pixel noise (shapes), or the training viewpoints of
+    the test toys (toys, smallNORB). novel: the same objects from viewpoints outside the training
+    range. With --split instance, smallNORB's standard task, the objects differ instead of the
+    viewpoints: familiar holds the training toys, novel the test toys from the test azimuths. Raise
+    InputError when a split has no image in its range of angles."""
     train, test = angle_ranges(config)
     if config.data == "shapes":
         return {"source": "shapes"} | shape_views(config, train, test)
-    pools = load_norb(config.norb_dir) if config.data == "smallnorb" else {k: toy_tables(k) for k in TOY_SPLITS}
-    toys, angle = TOY_SPLITS | {"train": TOY_SPLITS["train"][:config.n_train_toys]}, viewpoint_angle(config)
-    data, familiar = {"source": config.data}, "train" if config.split == "instance" else "test"
-    for name, shown, angles in ("train", "train", train), ("familiar", familiar, train), ("novel", "test", test):
-        pool = pools[shown]
-        mask = in_range(pool[angle], angles) & np.isin(pool["instances"], toys[shown])
+    if config.data == "smallnorb":
+        pools = load_norb(config.norb_dir)
+    else:
+        pools = {name: toy_tables(name) for name in TOY_SPLITS}
+    instances = {"train": TOY_SPLITS["train"][:config.n_train_toys], "test": TOY_SPLITS["test"]}
+    familiar = "train" if config.split == "instance" else "test"
+    data = {"source": config.data}
+    for name, toys, angles in (
+            ("train", "train", train), ("familiar", familiar, train), ("novel", "test", test)):
+        pool = pools[toys]
+        angle = viewpoint_angle(config)
+        mask = in_range(pool[angle], angles) & np.isin(pool["instances"], instances[toys])
         if not mask.any():
             raise InputError(f"no {name} images: none has {angle} in {angles}. Widen the range")
         if name != "train" and config.n_test:
@@ -562,35 +652,46 @@ def select_images(config):
 
 
 def viewpoint_angle(config):
-    """Return the name of the angle that accuracies are reported by, "azimuths" or "elevations", a key of load_data's
-    dicts."""
+    """Return the name of the angle that accuracies are reported by, "azimuths" or "elevations", a
+    key of load_data's dicts."""
     return "elevations" if config.split == "elevation" else "azimuths"
 
 
 def angle_ranges(config):
-    """Return the (low, high) ranges in degrees of the training viewpoints and of the novel viewpoints.
+    """Return the (low, high) ranges in degrees of the training viewpoints and of the novel
+    viewpoints.
 
-    Raise InputError when the two ranges of azimuths overlap, except with --split instance, where the toys differ."""
+    Raise InputError when the two ranges of azimuths overlap, except with --split instance, where
+    the toys differ."""
     if config.split == "elevation":
         return ELEVATIONS
-    train, test = (parse_range(getattr(config, name), flag_of(name)) for name in ("train_azimuths", "test_azimuths"))
-    disjoint = (test[0] - train[0]) % 360 > train[1] - train[0] and (train[0] - test[0]) % 360 > test[1] - test[0]
-    if config.split == "azimuth" and not disjoint:
-        raise InputError(f"--train-azimuths {train} and --test-azimuths {test} meet. Choose ranges apart")
+    train = parse_range(config.train_azimuths, "--train-azimuths")
+    test = parse_range(config.test_azimuths, "--test-azimuths")
+    if config.split == "azimuth" and (starts_in(train, test) or starts_in(test, train)):
+        raise InputError(f"--train-azimuths {train} and --test-azimuths {test} meet. "
+                         "Choose ranges apart")
     return train, test
 
 
+def starts_in(one, other):
+    """Return whether a range (low, high) begins within another one on the circle, ends included"""
+    return (one[0] - other[0]) % 360 <= other[1] - other[0]
+
+
 def parse_range(text, flag):
-    """Return (low, high), two floats with low <= high, less than 360 degrees apart, from the text "LOW:HIGH"."""
+    """Return (low, high), two floats with low <= high, less than 360 degrees apart, from the text
+    "LOW:HIGH"."""
     with contextlib.suppress(ValueError):
         low, high = map(float, text.split(":"))
         if 0 <= high - low < 360:
             return low, high
-    raise InputError(f"{flag} {text}: must be LOW:HIGH in degrees, less than 360 apart, as in 0:150")
+    raise InputError(f"{flag} {text}: must be LOW:HIGH in degrees, less than 360 apart, "
+                     "as in 0:150")
 
 
 def in_range(angles, bounds):
-    """Return whether angles, (N,) in degrees, are within bounds (low, high) on the circle, ends included, (N,) bool."""
+    """Return whether angles, (N,) in degrees, are within bounds (low, high) on the circle, ends
+    included, (N,) bool."""
     low, high = bounds
     return (np.asarray(angles) - low + 1e-6) % 360 <= high - low + 2e-6
 
@@ -598,62 +699,75 @@ def in_range(angles, bounds):
 def sample_views(pool, mask, n):
     """Return a mask, (N,) bool, of about n of the masked rows of pool, in whole views.
 
-    A view is one toy from one viewpoint with all its lightings. The random choice is the same in every run."""
+    A view is one toy from one viewpoint with all its lightings. The random choice is the same in
+    every run."""
     rows = np.flatnonzero(mask)
-    keys = np.stack([pool[name][rows] for name in ("labels", "instances", "elevations", "azimuths")])
-    _, view_index = np.unique(keys, axis=1, return_inverse=True)
-    n_views = view_index.max() + 1
-    chosen = np.random.default_rng(0).permutation(n_views)[:-(-n * n_views // len(rows))]
-    return np.isin(np.arange(len(mask)), rows[np.isin(view_index.ravel(), chosen)])
+    keys = [pool[name][rows] for name in ("labels", "instances", "elevations", "azimuths")]
+    _, view_of_row = np.unique(np.stack(keys), axis=1, return_inverse=True)
+    view_of_row = view_of_row.ravel()
+    n_views = view_of_row.max() + 1
+    n_chosen = math.ceil(n * n_views / len(rows))
+    chosen = np.random.default_rng(0).permutation(n_views)[:n_chosen]
+    return np.isin(np.arange(len(mask)), rows[np.isin(view_of_row, chosen)])
 
 
 def epoch_samples(data, epoch, config):
     """Yield the training images of one epoch, shuffled, in chunks of whole batches.
 
-    Each chunk is a dict of images (n, H, W, C), labels (n,) and margin (n,), the spread loss's margin m of this epoch;
-    of toys and smallNORB also jitter (n, 4), random numbers for crop_batch; with dropout also dropout_mask (n, hidden
-    units), each entry 0 or 1 / (1 - dropout)."""
+    Each chunk is a dict of images (n, H, W, C), labels (n,) and margin (n,), the spread loss's
+    margin m of this epoch; of toys and smallNORB also jitter (n, 4), random numbers for crop_batch;
+    with dropout also dropout_mask (n, hidden units), each entry 0 or 1 / (1 - dropout)."""
     train = data["train"]
     order = rng_for(config.seed, BATCHES, epoch).permutation(len(train["labels"]))
     size = max(1, CHUNK // config.batch_size) * config.batch_size
-    margin = MARGINS[0] + (MARGINS[1] - MARGINS[0]) * epoch / max(1, config.n_epochs - 1)
+    first, last = MARGINS
+    margin = first + (last - first) * epoch / max(1, config.n_epochs - 1)
     for k, start in enumerate(range(0, len(order), size)):
-        rng, rows = rng_for(config.seed, BATCHES, epoch, k), order[start:start + size]
+        rng = rng_for(config.seed, BATCHES, epoch, k)
+        rows = order[start:start + size]
         samples = {"images": train["images"][rows], "labels": train["labels"][rows],
                    "margin": np.full(len(rows), margin, np.float32)}
         if config.data != "shapes":
             samples["jitter"] = rng.random((4, len(rows))).T
         if config.dropout:
-            draws = rng.random((len(rows), param_shapes(config)["fc2_w"][0]), np.float32)
-            samples["dropout_mask"] = (draws >= config.dropout) / np.float32(1 - config.dropout)
+            n_hidden, _ = param_shapes(config)["fc2_w"]
+            is_kept = rng.random((len(rows), n_hidden), np.float32) >= config.dropout
+            samples["dropout_mask"] = is_kept / np.float32(1 - config.dropout)
         yield samples
 
 
 def to_batch(samples, rows, dtype=np.float32):
-    """Return the given rows of samples as one batch of floating-point type dtype, a dict of images (N, 32, 32, C),
-    those of toys and smallNORB standardized and cropped, labels (N,) and, in training, margin (N,) and dropout_mask (N,
-    hidden units)"""
-    batch = {name: a[rows] if name == "labels" else a[rows].astype(dtype, copy=False) for name, a in samples.items()
-             if name in ("labels", "margin", "dropout_mask")}
-    images, jitter = samples["images"], samples["jitter"][rows] if "jitter" in samples else None
-    return batch | {"images": crop_batch(images, rows, jitter, dtype) if images.dtype == np.uint8 else
-                    images[rows].astype(dtype, copy=False)}
+    """Return the given rows of samples as one batch of floating-point type dtype, a dict of images
+    (N, 32, 32, C), those of toys and smallNORB standardized and cropped, labels (N,) and, in
+    training, margin (N,) and dropout_mask (N, hidden units)"""
+    images = samples["images"]
+    if images.dtype == np.uint8:
+        jitter = samples["jitter"][rows] if "jitter" in samples else None
+        images = crop_batch(images, rows, jitter, dtype)
+    else:
+        images = images[rows].astype(dtype, copy=False)
+    batch = {"images": images, "labels": samples["labels"][rows]}
+    for name in ("margin", "dropout_mask"):
+        if name in samples:
+            batch[name] = samples[name][rows].astype(dtype, copy=False)
+    return batch
 
 
 LABELS_PER_IMAGE = 1
 
 
 def image_shapes(config):
-    """Return the shapes of the images that prepare_images takes. Toys and smallNORB have a channel for each camera, and
-    48x48 px, as in load_data's dicts, or 96x96, as in smallNORB's files"""
+    """Return the shapes of the images that prepare_images takes. Toys and smallNORB have a channel
+    for each camera, and 48x48 px, as in load_data's dicts, or 96x96, as in smallNORB's files"""
     if config.data == "shapes":
         return ((SIDE, SIDE, 1),)
     return (NORB_SIDE, NORB_SIDE, 2), (2 * NORB_SIDE, 2 * NORB_SIDE, 2)
 
 
 def prepare_images(images, config):
-    """Return images as forward takes them, (n, 32, 32, C) float32: shapes in [0, 1]; of toys and smallNORB the central
-    crop of the standardized image. images: uint8 (n, *shape), with one of image_shapes"""
+    """Return images as forward takes them, (n, 32, 32, C) float32: shapes in [0, 1]; of toys and
+    smallNORB the central crop of the standardized image. images: uint8 (n, *shape), with one of
+    image_shapes"""
     if config.data == "shapes":
         return images / np.float32(255)
     if images.shape[1] > NORB_SIDE:
@@ -662,77 +776,94 @@ def prepare_images(images, config):
 
 
 def crop_batch(images, rows, jitter=None, dtype=np.float32):
-    """Return network inputs, (n, 32, 32, 2) of type dtype, from the given rows of images (N, 48, 48, 2) uint8.
+    """Return network inputs, (n, 32, 32, 2) of type dtype, from the given rows of images, (N, 48,
+    48, 2) uint8.
 
-    jitter: (n, 4) random numbers in [0, 1), of the crop's row and column, contrast and brightness; None, in tests, for
-    the central crop alone. As in the paper, the whole image is standardized first. The contrast jitter scales the image
-    about its mean, the brightness jitter is in gray levels. Applied before the standardization they would be undone."""
+    jitter: (n, 4) random numbers in [0, 1), of the crop's row and column, contrast and brightness;
+    None, in tests, for the central crop alone. As in the paper, the whole image is standardized
+    first. The contrast jitter scales the image about its mean, the brightness jitter is in gray
+    levels. Applied before the standardization they would be undone."""
     images = images[rows]
-    n, slack = len(images), NORB_SIDE - SIDE
+    n = len(images)
+    n_corners = NORB_SIDE - SIDE + 1                        # rows or columns where a crop can begin
     if jitter is None:
-        center = slice(slack // 2, slack // 2 + SIDE)
+        begin = n_corners // 2
+        center = slice(begin, begin + SIDE)
         return standardize(images, dtype=dtype)[:, center, center].copy()
-    top, left = (jitter[:, :2] * (slack + 1)).astype(int).T
-    contrast = CONTRASTS[0] + (CONTRASTS[1] - CONTRASTS[0]) * jitter[:, 2]
-    x = standardize(images, contrast, MAX_BRIGHTNESS * (2 * jitter[:, 3] - 1), dtype)
-    windows = sliding_window_view(x.reshape(n, NORB_SIDE, 2 * NORB_SIDE), (SIDE, 2 * SIDE), axis=(1, 2))
-    return windows[np.arange(n), top, 2 * left].reshape(n, SIDE, SIDE, 2)               # windows: (n, 17, 33, 32, 64)
+    top, left = (jitter[:, :2] * n_corners).astype(int).T
+    low, high = CONTRASTS
+    contrast = low + (high - low) * jitter[:, 2]
+    brightness = MAX_BRIGHTNESS * (2 * jitter[:, 3] - 1)
+    x = standardize(images, contrast, brightness, dtype)
+    # A row of both cameras' pixels, (x, camera), is one axis: crops are then copied row by row
+    x = x.reshape(n, NORB_SIDE, 2 * NORB_SIDE)
+    windows = sliding_window_view(x, (SIDE, 2 * SIDE), axis=(1, 2))     # (n, 17, 33, 32, 64)
+    return windows[np.arange(n), top, 2 * left].reshape(n, SIDE, SIDE, 2)
 
 
 def standardize(images, contrast=1.0, brightness=0.0, dtype=np.float32):
     """Return images with zero mean and unit variance each, over all pixels and both cameras.
 
-    images, uint8 (N, H, W, C), to dtype (N, H, W, C). After the standardization an image is multiplied by its
-    contrast, and its brightness, in gray levels of the original image, is added; both are numbers or (N,). A standard
-    deviation below one gray level counts as one, so that a constant image becomes 0."""
-    x = images.astype(dtype).reshape(len(images), math.prod(images.shape[1:]))                 # (N, H*W*C)
+    images, uint8 (N, H, W, C), to dtype (N, H, W, C). After the standardization an image is
+    multiplied by its contrast, and its brightness, in gray levels of the original image, is added;
+    both are numbers or (N,). A standard deviation below one gray level counts as one, so that a
+    constant image becomes 0."""
+    n_pixels = math.prod(images.shape[1:])
+    x = images.astype(dtype).reshape(len(images), n_pixels)
     x -= x.mean(1, keepdims=True)
-    std = np.maximum(np.sqrt(np.vecdot(x, x) / x.shape[1]), 1)                                 # (N,)
+    std = np.maximum(np.sqrt(np.vecdot(x, x) / n_pixels), 1)            # (N,)
     x *= (contrast / std).astype(dtype)[:, None]
     x += (brightness / std).astype(dtype)[:, None]
     return x.reshape(images.shape)
 
 
 # -------------------------------------------------------------- the paper: poses, votes, EM routing
-# V, R, r, the logits and their gradients have the axes (L, J, I, ...): parent position, parent type, child. A forward
-# function returns its output and a cache; the backward function the gradients of the forward function's arguments.
+# V, R, r, the logits and their gradients have the axes (L, J, I, ...): parent position, parent
+# type, child. In the first iteration R is the same for all parent types; R, r and dr then are
+# (L, 1, I). A forward function returns its output and a cache; the backward function the gradients
+# of the forward function's arguments.
 
-P, D = 4, 16                       # rows of a pose matrix, and its elements
-SIGMA2_EPS = 5e-4                  # variance floor, as in the official code: one child alone has no variance
-MASS_EPS = 1e-7                    # added to the mass: a parent without active children would divide by zero
-LAMBDA = 1 / 16                    # inverse temperature lambda of the activations, the same in all iterations
+P = 4                              # rows and columns of a pose matrix
+D = P * P                          # elements of a capsule: of a pose matrix, or of a vector
+SIGMA2_EPS = 5e-4                  # variance floor, as in the official code: one child has none
+MASS_EPS = 1e-7                    # added to the mass, which is 0 if all children are inactive
+LAMBDA = 1 / 16                    # inverse temperature of the activations in all iterations
 
 
-class Window(collections.namedtuple("Window", "N H W B stride K", defaults=(3,))):
-    """The 3x3 (K x K) receptive fields of convolutional capsules, at a stride. The children are N images with H x W
-    positions and B types of capsules."""
+class Window(collections.namedtuple("Window", "N rows columns B stride K", defaults=(3,))):
+    """The 3x3 (K x K) receptive fields of convolutional capsules, at a stride. The children are N
+    images with B types of capsules at rows x columns positions."""
+
     @property
     def parents(self):
         """The numbers of rows and columns of the parents."""
-        return (self.H - self.K) // self.stride + 1, (self.W - self.K) // self.stride + 1
+        return (self.rows - self.K) // self.stride + 1, (self.columns - self.K) // self.stride + 1
 
     def select(self, x, ky, kx, axis):
-        """Return a view of x with the entries at kernel position (ky, kx) of all receptive fields. axis: the axis of
-        x's rows; the next one has its columns."""
-        Ho, Wo = self.parents
-        rows, columns = slice(ky, ky + self.stride * Ho, self.stride), slice(kx, kx + self.stride * Wo, self.stride)
+        """Return a view of x with the entries at kernel position (ky, kx) of all receptive fields.
+        axis: the axis of x's rows; the next one has its columns."""
+        n_rows, n_columns = self.parents
+        rows = slice(ky, ky + self.stride * n_rows, self.stride)
+        columns = slice(kx, kx + self.stride * n_columns, self.stride)
         return x[(*[slice(None)] * axis, rows, columns)]
 
 
 def im2col_capsules(x, window):
-    """Return the children in every receptive field, (K*K*B, N*Ho*Wo, C), children first. x: (N, H, W, B, C), the C = D
-    elements of their poses, or their activations, C = 1."""
+    """Return the children in every receptive field, (K*K*B, L, C), children first.
+
+    x: (N, rows, columns, B, C), the C = D elements of their poses, or their activations, C = 1."""
     K, stride = window.K, window.stride
-    view = sliding_window_view(x, (K, K), axis=(1, 2))[:, ::stride, ::stride]           # (N, Ho, Wo, B, C, K, K)
-    return np.ascontiguousarray(view.transpose(5, 6, 3, 0, 1, 2, 4)).reshape(K * K * window.B, -1, x.shape[-1])
+    view = sliding_window_view(x, (K, K), axis=(1, 2))[:, ::stride, ::stride]
+    # view: (N, parent rows, parent columns, B, C, K, K)
+    cols = np.ascontiguousarray(view.transpose(5, 6, 3, 0, 1, 2, 4))
+    return cols.reshape(K * K * window.B, -1, x.shape[-1])
 
 
 def col2im_capsules(dcols, window):
-    """Return dx, (N, H, W, B, C), the adjoint of im2col_capsules: the sum over all copies of a child.
-
-    dcols: gradient with respect to im2col_capsules' result, (K*K*B, N*Ho*Wo, C)."""
+    """Return dx, (N, rows, columns, B, C), the adjoint of im2col_capsules: the sum over all copies
+    of a child. dcols: gradient with respect to im2col_capsules' result, (K*K*B, L, C)."""
     w, K, C = window, window.K, dcols.shape[-1]
-    dx = np.zeros((w.B, w.N, w.H, w.W, C), dcols.dtype)
+    dx = np.zeros((w.B, w.N, w.rows, w.columns, C), dcols.dtype)
     dcols = dcols.reshape(K, K, w.B, w.N, *w.parents, C)
     for ky, kx in np.ndindex(K, K):
         target = w.select(dx, ky, kx, axis=2)
@@ -743,10 +874,10 @@ def col2im_capsules(dcols, window):
 def pose_blocks(W):
     """Return transformation matrices W, (G, J, P, P), as block-diagonal matrices, (G, D, J*D).
 
-    A block repeats W_ij for each row of a pose, so that the votes V_ij = M_i W_ij of all rows and all parents j are
-    one matrix product."""
+    A block repeats W_ij for each row of a pose, so that the votes V_ij = M_i W_ij of all rows and
+    all parents j are one matrix product."""
     G, J = W.shape[:2]
-    blocks = np.zeros((G, P, P, J, P, P), W.dtype)                                      # (G, row, q, J, row, column)
+    blocks = np.zeros((G, P, P, J, P, P), W.dtype)          # (G, row, q, J, row, column)
     for row in range(P):
         blocks[:, row, :, :, row] = W.transpose(0, 2, 1, 3)
     return blocks.reshape(G, D, J * D)
@@ -755,12 +886,15 @@ def pose_blocks(W):
 def pose_votes_forward(M, W):
     """Compute the votes V_ij = M_i W_ij of pose matrices (Hinton et al. 2018).
 
-    M: poses, (G, L, D), each with its P rows concatenated, of L positions that share matrices; W: transformation
-    matrices, (G, J, P, P). Return V, (G, L, J, D), in memory as (L, G, J, D), and a cache. The votes are computed as
-    (L, D) @ (D, J*D) with the block-diagonal matrices of pose_blocks: four times as many multiplications as many 4x4
-    products, but faster as a few large matrix products."""
-    (G, L, _), J = M.shape, W.shape[1]
-    blocks, V = pose_blocks(W), np.empty((L, G, J * D), M.dtype).transpose(1, 0, 2)
+    M: poses, (G, L, D), each with its P rows concatenated, of L positions that share matrices; W:
+    transformation matrices, (G, J, P, P). Return V, (G, L, J, D), in memory as (L, G, J, D), and a
+    cache. The votes are computed as (L, D) @ (D, J*D) with the block-diagonal matrices of
+    pose_blocks: four times as many multiplications as many 4x4 products, but faster as a few large
+    matrix products."""
+    G, L, _ = M.shape
+    J = W.shape[1]
+    blocks = pose_blocks(W)
+    V = np.empty((L, G, J * D), M.dtype).transpose(1, 0, 2)
     np.matmul(M, blocks, out=V)
     return V.reshape(G, L, J, D), (M, blocks)
 
@@ -771,22 +905,24 @@ def pose_votes_backward(dV, cache):
     G, L, J, _ = dV.shape
     dV = dV.reshape(G, L, J * D)
     dM = np.matmul(dV, blocks.transpose(0, 2, 1))
-    dblocks = np.matmul(M.transpose(0, 2, 1), dV).reshape(G, P, P, J, P, P)
-    dW = sum(dblocks[:, row, :, :, row] for row in range(P)).transpose(0, 2, 1, 3)      # (G, J, q, column)
-    return dM, dW
+    dblocks = np.matmul(M.transpose(0, 2, 1), dV)           # (G, D, J*D)
+    dblocks = dblocks.reshape(G, P, P, J, P, P)             # (G, row, q, J, row, column)
+    dW = sum(dblocks[:, row, :, :, row] for row in range(P))
+    return dM, dW.transpose(0, 2, 1, 3)                     # (G, J, q, column)
 
 
 def combine_over_positions(x, window, combine):
     """Combine the values of each child over all receptive fields that contain it.
 
-    x: (L, I), one value per parent position and child; combine: np.add or np.maximum. Return an array (L, I) in which
-    all entries of the same child hold its combined value. window: the layer's Window, or None for class capsules,
-    which have one position: x is returned."""
+    x: (L, I), one value per parent position and child; combine: np.add or np.maximum. Return an
+    array (L, I) in which all entries of the same child hold its combined value. window: the layer's
+    Window, or None for class capsules, which have one position: x is returned."""
     if window is None:
         return x
     w, K = window, window.K
     x = x.reshape(w.N, *w.parents, K, K, w.B)
-    children = np.full((w.N, w.H, w.W, w.B), 0 if combine is np.add else -np.inf, x.dtype)
+    start = 0 if combine is np.add else -np.inf
+    children = np.full((w.N, w.rows, w.columns, w.B), start, x.dtype)
     for ky, kx in np.ndindex(K, K):
         target = w.select(children, ky, kx, axis=1)
         combine(target, x[:, :, :, ky, kx], out=target)
@@ -798,10 +934,10 @@ def responsibilities_forward(logits, window):
 
         R_ij = a_j p_j(V_ij) / sum_k a_k p_k(V_ik) = exp(logits_ij) / sum_k exp(logits_ik)
 
-    The sum runs over all parents k of child i: all parent types at all positions whose receptive fields contain i, as
-    in the paper. logits: log(a_j p_j(V_ij)) from e_step_forward, (L, J, I); window: see combine_over_positions.
-    Return R, (L, J, I), and a cache. The maximum over the parents is subtracted before the exponential, to prevent
-    overflow."""
+    The sum runs over all parents k of child i: all parent types at all positions whose receptive
+    fields contain i, as in the paper. logits: log(a_j p_j(V_ij)) from e_step_forward, (L, J, I);
+    window: see combine_over_positions. Return R, (L, J, I), and a cache. The maximum over the
+    parents is subtracted before the exponential, to prevent overflow."""
     R = logits - combine_over_positions(logits.max(1), window, np.maximum)[:, None]
     np.exp(R, out=R)
     R /= combine_over_positions(R.sum(1), window, np.add)[:, None]
@@ -816,44 +952,61 @@ def responsibilities_backward(dR, cache):
     return dlogits
 
 
-BLOCK = 1 << 18                    # numbers of V that are read at once, 1 MB: with their squares they fit the cache
+BLOCK = 1 << 18                    # numbers of V read at once: 1 MB, which fits the cache
 
 
-def vote_blocks(V, n):
-    """Yield V, (L, J, I, D), in blocks of parent positions: their slice and their votes, (positions, J, I, D) or, for
-    n = 1, with all parent types side by side, (positions, 1, I, J*D). n: J, or 1 if the votes for all parent types have
-    the same coefficients.
+def blocks_of_positions(V):
+    """Return the slices of parent positions in which V, (L, J, I, D), is read, block by block.
 
-    A training step of the paper's network takes 0.6 of the time that it took with all votes and squares at once."""
+    A training step of the paper's network takes 0.6 of the time that it took with all votes and
+    squares at once."""
     L, J, I, _ = V.shape
     size = max(1, BLOCK // (J * I * D))
-    for start in range(0, L, size):
-        v = V[start:start + size]
-        v = v if n > 1 else v.transpose(0, 2, 1, 3).reshape(len(v), 1, I, J * D)
-        yield slice(start, start + size), v
+    return [slice(start, start + size) for start in range(0, L, size)]
+
+
+def side_by_side(V):
+    """Return V, (L, J, I, D), with the votes for all parent types side by side, (L, 1, I, J*D): as
+    votes for one parent type. So what has the same coefficients for all types is one product."""
+    L, J, I, _ = V.shape
+    return V.transpose(0, 2, 1, 3).reshape(L, 1, I, J * D)
 
 
 def sum_over_children(r, V):
-    """Return sum_i r_ij V_ij and sum_i r_ij V_ij^2, (2, L, J, D); r: (L, J, I), or (L, 1, I) for all parent types."""
-    sums = np.empty((2, *V.shape[:2], D), V.dtype)
-    for part, v in vote_blocks(V, r.shape[1]):
-        for total, power in zip(sums, (v, v * v)):
-            total[part] = np.matmul(r[part, :, None], power).reshape(total[part].shape)
+    """Return sum_i r_ij V_ij and sum_i r_ij V_ij^2, (2, L, J, D).
+
+    r: (L, J, I) or, if it is the same for all parent types, (L, 1, I)."""
+    L, J = V.shape[:2]
+    is_shared = r.shape[1] == 1
+    sums = np.empty((2, L, J, D), V.dtype)
+    for part in blocks_of_positions(V):
+        v = side_by_side(V[part]) if is_shared else V[part]
+        coefficients = r[part, :, None]                     # (positions, J or 1, 1, I)
+        sums[0, part] = np.matmul(coefficients, v).reshape(-1, J, D)
+        sums[1, part] = np.matmul(coefficients, v * v).reshape(-1, J, D)
     return sums
 
 
-def sum_over_elements(V, linear, quadratic, n):
-    """Return linear_j . V_ij + quadratic_j . V_ij^2, (L, J, I), or, for n = 1, its sum over j, (L, 1, I).
-    linear, quadratic: (L, J, D). n: see vote_blocks."""
-    sums = np.empty((len(V), n, V.shape[2]), V.dtype)
-    for part, v in vote_blocks(V, n):
-        a, b = (factor[part].reshape(len(v), n, -1, 1) for factor in (linear, quadratic))
-        sums[part] = (np.matmul(v, a) + np.matmul(v * v, b))[..., 0]
+def sum_over_elements(V, linear, quadratic, is_shared=False):
+    """Return linear_j . V_ij + quadratic_j . V_ij^2, (L, J, I).
+
+    linear, quadratic: (L, J, D). is_shared: return the sum over the parent types j, (L, 1, I),
+    which is the gradient with respect to what all types share."""
+    L, J, I, _ = V.shape
+    if is_shared:
+        linear = linear.reshape(L, 1, J * D)
+        quadratic = quadratic.reshape(L, 1, J * D)
+    sums = np.empty((L, 1 if is_shared else J, I), V.dtype)
+    for part in blocks_of_positions(V):
+        v = side_by_side(V[part]) if is_shared else V[part]
+        sums[part] = (np.matmul(v, linear[part, ..., None])
+                      + np.matmul(v * v, quadratic[part, ..., None]))[..., 0]
     return sums
 
 
 def m_step_forward(V, r, beta_u, beta_a, lambda_, ratio):
-    """Compute the parents' Gaussians and activations: the M-step of EM routing (Hinton et al. 2018, Procedure 1).
+    """Compute the parents' Gaussians and activations: the M-step of EM routing (Hinton et al. 2018,
+    Procedure 1).
 
         mu_jh     = sum_i r_ij V_ijh / sum_i r_ij
         sigma2_jh = sum_i r_ij (V_ijh - mu_jh)^2 / sum_i r_ij + SIGMA2_EPS
@@ -861,77 +1014,92 @@ def m_step_forward(V, r, beta_u, beta_a, lambda_, ratio):
         cost_j    = sum_h (beta_u_j + log sigma_jh) mass_j
         a_j       = logistic(x_j), x_j = beta_a_j - lambda cost_j
 
-    r_ij = R_ij a_i is the assignment probability times the child's activation (the first line of the paper's M-step);
-    h runs over the D pose elements.
+    r_ij = R_ij a_i is the assignment probability times the child's activation (the first line of
+    the paper's M-step); h runs over the D pose elements.
 
-    Differences from the paper: (1) In the paper the mass is sum_i r_ij. Here it is multiplied by ratio = parents /
-    children (Gritzman 2019), so that the cost does not grow with the size of the layer. (2) The variance has a floor,
-    SIGMA2_EPS, and sum_i r_ij has MASS_EPS added, so that it can be divided by. (3) The paper has
-    a_j = logistic(lambda (beta_a - cost_j)). For constant lambda this is the same function with beta_a scaled by
-    lambda; unscaled, Adam's steps, which are about lr in size, would hardly change it after multiplication by a small
-    lambda. (4) The variance is computed as the weighted mean of V^2 minus mu^2, clamped at 0. (5) Every parent type has
-    a beta_a of its own; in the paper all capsules share one.
+    Differences from the paper: (1) In the paper the mass is sum_i r_ij. Here it is multiplied by
+    ratio = parents / children (Gritzman 2019), so that the cost does not grow with the size of the
+    layer. (2) The variance has a floor, SIGMA2_EPS, and sum_i r_ij has MASS_EPS added, so that it
+    can be divided by. (3) The paper has a_j = logistic(lambda (beta_a - cost_j)). For constant
+    lambda this is the same function with beta_a scaled by lambda; unscaled, Adam's steps, which are
+    about lr in size, would hardly change it after multiplication by a small lambda. (4) The
+    variance is computed as the weighted mean of V^2 minus mu^2, clamped at 0. (5) Every parent type
+    has a beta_a of its own; in the paper all capsules share one.
 
-    V: votes, (L, J, I, D). r: (L, J, I), or (L, 1, I) if it is the same for all parent types, as in the first
-    iteration; then one matrix-vector product per position replaces J products. beta_u, beta_a: (J,). lambda_: inverse
+    V: votes, (L, J, I, D). r: (L, J, I) or, in the first iteration, (L, 1, I): then one
+    matrix-vector product per position replaces J products. beta_u, beta_a: (J,). lambda_: inverse
     temperature. Return (mu, sigma2, x), of shapes (L, J, D), (L, J, D) and (L, J), and a cache."""
-    total = r.sum(-1, keepdims=True) + MASS_EPS                                         # (L, J or 1, 1)
-    mu, mean_V2 = sum_over_children(r, V) / total                                       # (L, J, D)
+    total = r.sum(-1, keepdims=True) + MASS_EPS             # (L, J, 1), or (L, 1, 1) as r
+    mu, mean_V2 = sum_over_children(r, V) / total           # (L, J, D)
     variance = mean_V2 - mu * mu
     sigma2 = np.maximum(variance, 0) + SIGMA2_EPS
-    unit_cost = D * beta_u + 0.5 * np.log(sigma2).sum(-1)                               # (L, J)
-    mass = ratio * total[..., 0]
+    unit_cost = D * beta_u + 0.5 * np.log(sigma2).sum(-1)   # (L, J)
+    mass = ratio * total[..., 0]                            # (L, J), or (L, 1)
     x = beta_a - lambda_ * (unit_cost * mass)
-    cache = SimpleNamespace(V=V, r=r, total=total, mu=mu, mean_V2=mean_V2, variance=variance, sigma2=sigma2,
-                            unit_cost=unit_cost, mass=mass, lambda_=lambda_, ratio=ratio)
+    cache = SimpleNamespace(V=V, r=r, total=total, mu=mu, mean_V2=mean_V2, variance=variance,
+                            sigma2=sigma2, unit_cost=unit_cost, mass=mass, lambda_=lambda_,
+                            ratio=ratio)
     return (mu, sigma2, x), cache
 
 
 def m_step_backward(dmu, dsigma2, dx, cache):
     """Return a term of dV and the gradients dr, with r's shape, dbeta_u and dbeta_a, (J,).
 
-    dmu, dsigma2: (L, J, D); dx: (L, J). The term is a tuple for votes_gradient, (r, dsum_V, dsum_V2), which stands
-    for dV_ij = r_ij (dsum_V_j + 2 V_ij dsum_V2_j). dsum_V and dsum_V2, (L, J, D), are the gradients with respect to the
-    sums sum_i r_ij V_ij and sum_i r_ij V_ij^2."""
+    dmu, dsigma2: (L, J, D); dx: (L, J). The term is a tuple for votes_gradient, (r, dsum_V,
+    dsum_V2), which stands for dV_ij = r_ij (dsum_V_j + 2 V_ij dsum_V2_j). dsum_V and dsum_V2,
+    (L, J, D), are the gradients with respect to the sums sum_i r_ij V_ij and sum_i r_ij V_ij^2."""
     c, total, mu = cache, cache.total, cache.mu
-    dcost = -c.lambda_ * dx                                                     # cost = unit_cost * mass; (L, J)
+    is_shared = c.r.shape[1] == 1
+    dcost = -c.lambda_ * dx                                 # cost = unit_cost * mass; (L, J)
     dunit_cost = dcost * c.mass
-    dmean_V2 = (dsigma2 + 0.5 * dunit_cost[..., None] / c.sigma2) * (c.variance > 0)    # sigma2: variance clamped at 0
-    dsum_V, dsum_V2 = (dmu - 2 * mu * dmean_V2) / total, dmean_V2 / total               # variance = mean_V2 - mu^2
-    # total divides both sums, and mass = ratio * total; it is a sum over i, so that dtotal goes to every dr_ij
-    dtotal = c.ratio * dcost * c.unit_cost - (dsum_V * mu + dsum_V2 * c.mean_V2).sum(-1)
-    dr = sum_over_elements(c.V, dsum_V, dsum_V2, total.shape[1])                        # (L, J, I), or (L, 1, I)
-    dr += dtotal.reshape(*dr.shape[:2], -1).sum(-1, keepdims=True)
+    dmean_V2 = dsigma2 + 0.5 * dunit_cost[..., None] / c.sigma2
+    dmean_V2 = dmean_V2 * (c.variance > 0)                  # sigma2: variance clamped at 0
+    dsum_V = (dmu - 2 * mu * dmean_V2) / total              # variance = mean_V2 - mu^2
+    dsum_V2 = dmean_V2 / total
+    # total divides both sums, and mass = ratio * total. It is a sum over i, so that dtotal goes to
+    # every dr_ij
+    dtotal = c.ratio * dcost * c.unit_cost - (dsum_V * mu + dsum_V2 * c.mean_V2).sum(-1)    # (L, J)
+    if is_shared:
+        dtotal = dtotal.sum(1, keepdims=True)
+    dr = sum_over_elements(c.V, dsum_V, dsum_V2, is_shared)
+    dr += dtotal[..., None]
     return (c.r, dsum_V, dsum_V2), dr, D * dunit_cost.sum(0), dx.sum(0)
 
 
 def e_step_forward(V, mu, sigma2, x):
-    """Compute the logits of the E-step of EM routing (Hinton et al. 2018, Procedure 1), in log space.
+    """Compute the logits of the E-step of EM routing (Hinton et al. 2018, Procedure 1), in log
+    space.
 
-        logits_ij = log(a_j p_j(V_ij)) = log a_j + sum_h (-(V_ijh - mu_jh)^2 / (2 sigma2_jh) - log(sigma2_jh) / 2)
+        logits_ij = log(a_j p_j(V_ij))
+                  = log a_j + sum_h (-(V_ijh - mu_jh)^2 / (2 sigma2_jh) - log(sigma2_jh) / 2)
 
-    p_j is the density of the parent's Gaussian. The paper's factor 1 / sqrt(2 pi) is left out, because it cancels
-    when responsibilities_forward normalizes the logits to R_ij. Expanding the square gives linear_j . V_ij +
-    quadratic_j . V_ij^2 + offset_j, which are two matrix-vector products per parent.
+    p_j is the density of the parent's Gaussian. The paper's factor 1 / sqrt(2 pi) is left out,
+    because it cancels when responsibilities_forward normalizes the logits to R_ij. Expanding the
+    square gives linear_j . V_ij + quadratic_j . V_ij^2 + offset_j, which are two matrix-vector
+    products per parent.
 
-    V: votes, (L, J, I, D); mu, sigma2: (L, J, D); x: logits of the activations a_j, (L, J). Return the logits,
-    (L, J, I), and a cache."""
+    V: votes, (L, J, I, D); mu, sigma2: (L, J, D); x: logits of the activations a_j, (L, J). Return
+    the logits, (L, J, I), and a cache."""
     precision = 1 / sigma2
-    linear, quadratic = mu * precision, -0.5 * precision                                # (L, J, D)
-    offset = -0.5 * (mu * linear + np.log(sigma2)).sum(-1) - np.logaddexp(0, -x)        # (L, J)
-    logits = sum_over_elements(V, linear, quadratic, V.shape[1]) + offset[..., None]
-    return logits, SimpleNamespace(V=V, mu=mu, precision=precision, x=x, linear=linear, quadratic=quadratic)
+    linear = mu * precision                                 # (L, J, D)
+    quadratic = -0.5 * precision
+    offset = -0.5 * (mu * linear + np.log(sigma2)).sum(-1)  # (L, J)
+    offset -= np.logaddexp(0, -x)                           # log a_j
+    logits = sum_over_elements(V, linear, quadratic) + offset[..., None]
+    cache = SimpleNamespace(V=V, mu=mu, precision=precision, x=x, linear=linear,
+                            quadratic=quadratic)
+    return logits, cache
 
 
 def e_step_backward(dlogits, cache):
     """Return a term of dV and the gradients dmu, dsigma2, (L, J, D), and dx, (L, J).
 
-    dlogits: (L, J, I). The term is a tuple for votes_gradient, (dlogits, linear, quadratic), which stands for
-    dV_ij = dlogits_ij (linear_j + 2 V_ij quadratic_j)."""
+    dlogits: (L, J, I). The term is a tuple for votes_gradient, (dlogits, linear, quadratic), which
+    stands for dV_ij = dlogits_ij (linear_j + 2 V_ij quadratic_j)."""
     c, precision = cache, cache.precision
-    doffset = dlogits.sum(-1)                                                           # (L, J)
-    dlinear, dquadratic = sum_over_children(dlogits, c.V)                               # (L, J, D)
-    along = doffset[..., None] * c.mu      # offset has -mu linear / 2: -along / 2 is its share of dlinear, (L, J, D)
+    doffset = dlogits.sum(-1)                               # (L, J)
+    dlinear, dquadratic = sum_over_children(dlogits, c.V)   # (L, J, D)
+    along = doffset[..., None] * c.mu       # offset has -mu linear / 2, so dlinear gets -along / 2
     dmu = (dlinear - along) * precision
     dprecision = dlinear * c.mu - 0.5 * (dquadratic + along * c.mu)
     dsigma2 = -precision * (dprecision * precision + 0.5 * doffset[..., None])
@@ -941,47 +1109,63 @@ def e_step_backward(dlogits, cache):
 def em_routing_forward(V, a, beta_u, beta_a, n_iters, lambda_=LAMBDA, window=None):
     """Compute the parent capsules by EM routing (Hinton et al. 2018, Procedure 1).
 
-    The assignment probabilities R_ij start uniform over the parents whose receptive fields contain child i, of all
-    types and positions. Each of the n_iters iterations is an M-step with r_ij = R_ij a_i. Between two M-steps, an
-    E-step computes new R_ij. With n_iters = 1 there is no E-step, and R_ij stays uniform.
+    The assignment probabilities R_ij start uniform over the parents whose receptive fields contain
+    child i, of all types and positions. Each of the n_iters iterations is an M-step with
+    r_ij = R_ij a_i. Between two M-steps, an E-step computes new R_ij. With n_iters = 1 there is no
+    E-step, and R_ij stays uniform.
 
-    Differences from the paper: lambda_ is the same in all iterations, while the paper increases it by a schedule; R_ij
-    starts at one over the number of child i's parents, in the paper at one over the size of the parents' layer; see
-    also m_step_forward. As in the paper, children compete over all parents at all positions.
+    Differences from the paper: lambda_ is the same in all iterations, while the paper increases it
+    by a schedule; R_ij starts at one over the number of child i's parents, in the paper at one over
+    the size of the parents' layer; see also m_step_forward. As in the paper, children compete over
+    all parents at all positions.
 
-    V: votes, (L, J, I, D); a: activations of the children, (L, I); beta_u, beta_a: (J,); window: the receptive fields
-    of convolutional capsules, or None for class capsules, where every parent receives votes from all children.
+    The ratio of the mass, parents / children, counts all capsules of both layers, also children
+    that no receptive field contains: at stride 2 the last row and column of a grid of even side, 27
+    of the 196 positions below ConvCaps1.
+
+    V: votes, (L, J, I, D); a: activations of the children, (L, I); beta_u, beta_a: (J,); window:
+    the receptive fields of convolutional capsules, or None for class capsules, where every parent
+    receives votes from all children.
 
     Return (mu, x), the parents' poses, (L, J, D), and the logits of their activations, (L, J), with
-    a_j = logistic(x_j); and a cache, whose `steps` hold R, (L, J, I) or at first (L, 1, I), mu, sigma2 and x of every
-    iteration."""
+    a_j = logistic(x_j); and a cache, whose `steps` hold R, (L, 1, I) first, then (L, J, I), mu,
+    sigma2 and x of every iteration."""
     L, J, I, _ = V.shape
-    ratio = J / I if window is None else math.prod(window.parents) * J / (window.H * window.W * window.B)
-    R = (1 / (J * combine_over_positions(np.ones((L, I), V.dtype), window, np.add)))[:, None]      # (L, 1, I)
+    if window is None:
+        ratio = J / I
+    else:
+        ratio = math.prod(window.parents) * J / (window.rows * window.columns * window.B)
+    ones = np.ones((L, I), V.dtype)
+    n_parents = J * combine_over_positions(ones, window, np.add)
+    R = (1 / n_parents)[:, None]                            # (L, 1, I)
     mu = sigma2 = x = e_cache = R_cache = None
     steps = []
     for t in range(n_iters):
         if t > 0:
             logits, e_cache = e_step_forward(V, mu, sigma2, x)
             R, R_cache = responsibilities_forward(logits, window)
-        (mu, sigma2, x), m_cache = m_step_forward(V, R * a[:, None], beta_u, beta_a, lambda_, ratio)
-        steps.append(SimpleNamespace(R=R, mu=mu, sigma2=sigma2, x=x, e_cache=e_cache, R_cache=R_cache, m_cache=m_cache))
+        r = R * a[:, None]
+        (mu, sigma2, x), m_cache = m_step_forward(V, r, beta_u, beta_a, lambda_, ratio)
+        steps.append(SimpleNamespace(R=R, mu=mu, sigma2=sigma2, x=x,
+                                     e_cache=e_cache, R_cache=R_cache, m_cache=m_cache))
     return (mu, x), SimpleNamespace(V=V, a=a, steps=steps)
 
 
 def em_routing_backward(dmu, dx, cache):
     """Return the gradients dV, (L, J, I, D), da, (L, I), dbeta_u and dbeta_a, (J,).
 
-    dmu: (L, J, D); dx: (L, J). They are propagated through all iterations, without a stop-gradient, as in the paper."""
+    dmu: (L, J, D); dx: (L, J). They are propagated through all iterations, without a stop-gradient,
+    as in the paper."""
     terms, dsigma2, da, dbeta_u, dbeta_a = [], 0, 0, 0, 0
     for step in reversed(cache.steps):
         term, dr, dbeta_u_t, dbeta_a_t = m_step_backward(dmu, dsigma2, dx, step.m_cache)
         terms.append(term)
         da = da + np.einsum("lji,lji->li", dr, step.R)
-        dbeta_u, dbeta_a = dbeta_u + dbeta_u_t, dbeta_a + dbeta_a_t
-        if step.e_cache is None:                                                        # R is uniform, a constant
+        dbeta_u = dbeta_u + dbeta_u_t
+        dbeta_a = dbeta_a + dbeta_a_t
+        if step.e_cache is None:                            # R is uniform, a constant
             break
-        dr *= cache.a[:, None]
+        dr *= cache.a[:, None]                              # dr becomes dR
         dlogits = responsibilities_backward(dr, step.R_cache)
         term, dmu, dsigma2, dx = e_step_backward(dlogits, step.e_cache)
         terms.append(term)
@@ -991,32 +1175,38 @@ def em_routing_backward(dmu, dx, cache):
 def votes_gradient(terms, V):
     """Return dV, (L, J, I, D), as the sum of the terms of all M-steps and E-steps.
 
-    A term is (coefficient, linear, quadratic), of shapes (L, J or 1, I), (L, J, D) and (L, J, D), and stands for
-    dV_ij = coefficient_ij (linear_j + 2 V_ij quadratic_j). All T terms together take two products (I, T) @ (T, D) per
-    parent."""
+    A term is (coefficient, linear, quadratic), of shapes (L, J, I), or (L, 1, I) of the first
+    iteration, (L, J, D) and (L, J, D), and stands for dV_ij = coefficient_ij (linear_j + 2 V_ij
+    quadratic_j). All T terms together take two products (I, T) @ (T, D) per parent."""
     L, J, I, _ = V.shape
-    coefficients = np.stack([np.broadcast_to(coefficient, (L, J, I)) for coefficient, *_ in terms], 2)
-    linear, quadratic = (np.stack([term[k] for term in terms], 2) for k in (1, 2))      # (L, J, T, D)
+    coefficients = [np.broadcast_to(coefficient, (L, J, I)) for coefficient, _, _ in terms]
+    coefficients = np.stack(coefficients, 2)                # (L, J, T, I)
+    linear = np.stack([linear for _, linear, _ in terms], 2)                # (L, J, T, D)
+    quadratic = np.stack([quadratic for _, _, quadratic in terms], 2)
     dV = np.empty_like(V)
-    for part, v in vote_blocks(V, J):
-        rows, dv = coefficients[part].transpose(0, 1, 3, 2), dV[part]                   # rows: (positions, J, I, T)
+    for part in blocks_of_positions(V):
+        rows = coefficients[part].transpose(0, 1, 3, 2)     # (positions, J, I, T)
+        dv = dV[part]                                       # a view
         np.matmul(rows, 2 * quadratic[part], out=dv)
-        dv *= v
+        dv *= V[part]
         dv += np.matmul(rows, linear[part], out=np.empty_like(dv))
     return dV
 
 
 def primary_caps_forward(x):
-    """Split the channels of x, (N, H, W, B*(D+1)), into poses, (N, H, W, B, D), and activations, (N, H, W, B), with a
-    logistic on the activations. Return both and a cache."""
-    N, H, W, F = x.shape
+    """Split the channels of x, (N, rows, columns, B*(D+1)), into poses, (N, rows, columns, B, D),
+    and activations, (N, rows, columns, B), with a logistic on the activations. Return both and a
+    cache."""
+    N, rows, columns, F = x.shape
     B = F // (D + 1)
+    pose = x[..., :B * D].reshape(N, rows, columns, B, D)
     activation = sigmoid(x[..., B * D:])
-    return (x[..., :B * D].reshape(N, H, W, B, D), activation), activation
+    return (pose, activation), activation
 
 
 def primary_caps_backward(dpose, dactivation, activation):
-    """Return dx, (N, H, W, B*(D+1)), from dpose, (N, H, W, B, D), and dactivation, (N, H, W, B)."""
+    """Return dx, (N, rows, columns, B*(D+1)), from dpose, (N, rows, columns, B, D), and
+    dactivation, (N, rows, columns, B)."""
     dlogits = dactivation * activation * (1 - activation)
     return np.concatenate([dpose.reshape(*dlogits.shape[:3], -1), dlogits], -1)
 
@@ -1024,43 +1214,56 @@ def primary_caps_backward(dpose, dactivation, activation):
 def conv_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, stride):
     """Compute convolutional capsules: 3x3 receptive fields at a stride, votes, EM routing.
 
-    pose: (N, H, W, B, D); activation: (N, H, W, B); W: transformation matrices, (9*B, J, P, P), shared across
-    positions; beta_u, beta_a: (J,). Return (mu, a), of shapes (N, Ho, Wo, J, D) and (N, Ho, Wo, J), and a cache."""
+    pose: (N, rows, columns, B, D); activation: (N, rows, columns, B); W: transformation matrices,
+    (9*B, J, P, P), shared across positions; beta_u, beta_a: (J,). Return (mu, a), (N, parent rows,
+    parent columns, J, D) and the same without D, and a cache."""
     J, window = W.shape[1], Window(*pose.shape[:4], stride)
-    child_a = im2col_capsules(activation[..., None], window)[..., 0].T.copy()           # (N*Ho*Wo, 9*B)
-    V, votes_cache = pose_votes_forward(im2col_capsules(pose, window), W)               # (9*B, N*Ho*Wo, J, D)
-    (mu, x), em_cache = em_routing_forward(V.transpose(1, 2, 0, 3), child_a, beta_u, beta_a, n_iters, window=window)
-    a, shape = sigmoid(x), (len(pose), *window.parents, J)
+    child_a = im2col_capsules(activation[..., None], window)[..., 0].T.copy()   # (L, 9*B)
+    V, votes_cache = pose_votes_forward(im2col_capsules(pose, window), W)   # (9*B, L, J, D)
+    V = V.transpose(1, 2, 0, 3)                                             # (L, J, 9*B, D)
+    (mu, x), em_cache = em_routing_forward(V, child_a, beta_u, beta_a, n_iters, window=window)
+    a = sigmoid(x)
+    shape = (len(pose), *window.parents, J)
     return (mu.reshape(*shape, D), a.reshape(shape)), (window, votes_cache, em_cache, a)
 
 
 def conv_caps_backward(dmu, da, cache):
     """Return the gradients dpose, dactivation, dW, dbeta_u and dbeta_a, with the inputs' shapes.
 
-    dmu: (N, Ho, Wo, J, D); da: (N, Ho, Wo, J)."""
+    dmu: (N, parent rows, parent columns, J, D); da: the same without D."""
     window, votes_cache, em_cache, a = cache
-    dx = da.reshape(a.shape) * a * (1 - a)
-    dV, dchild_a, dbeta_u, dbeta_a = em_routing_backward(dmu.reshape(*dx.shape, D), dx, em_cache)
+    dx = da.reshape(a.shape) * a * (1 - a)                  # (L, J)
+    dmu = dmu.reshape(*dx.shape, D)
+    dV, dchild_a, dbeta_u, dbeta_a = em_routing_backward(dmu, dx, em_cache)
     dM, dW = pose_votes_backward(dV.transpose(2, 0, 1, 3), votes_cache)
-    dpose, dactivation = (col2im_capsules(dcols, window) for dcols in (dM, dchild_a.T[..., None]))
-    return dpose, dactivation[..., 0], dW, dbeta_u, dbeta_a
+    dpose = col2im_capsules(dM, window)
+    dactivation = col2im_capsules(dchild_a.T[..., None], window)[..., 0]
+    return dpose, dactivation, dW, dbeta_u, dbeta_a
+
+
+# Coordinate addition adds x and y to the first two elements of a vote's last column, of the P*P
+# elements of a vote, row by row:
+X_ELEMENT, Y_ELEMENT = P - 1, 2 * P - 1
 
 
 def class_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, centers=None):
-    """Compute the class capsules by EM routing, with transformation matrices shared across positions.
+    """Compute the class capsules by EM routing, with transformation matrices shared across
+    positions.
 
-    pose: (N, H, W, B, D); activation: (N, H, W, B); W: (B, J, P, P). centers: x and y of the receptive fields' centers,
-    (positions, 2); coordinate addition adds them to the first two elements of the right-hand column of each vote. None:
-    no coordinate addition. Return (mu, x), (N, J, D) and (N, J), with a = logistic(x), and a cache."""
-    N, H, width, B, _ = pose.shape
-    n, J = H * width, W.shape[1]
-    M = pose.reshape(N, n, B, D).transpose(2, 1, 0, 3).reshape(B, n * N, D)             # children: (type, position)
+    pose: (N, rows, columns, B, D); activation: (N, rows, columns, B); W: (B, J, P, P). centers: x
+    and y of the receptive fields' centers, (positions, 2), for coordinate addition; None: without.
+    Return (mu, x), (N, J, D) and (N, J), with a = logistic(x), and a cache."""
+    N, rows, columns, B, _ = pose.shape
+    n, J = rows * columns, W.shape[1]
+    # children are in the order (type, position)
+    M = pose.reshape(N, n, B, D).transpose(2, 1, 0, 3).reshape(B, n * N, D)
     child_a = activation.reshape(N, n, B).transpose(0, 2, 1).reshape(N, B * n)
-    V, votes_cache = pose_votes_forward(M, W)                                           # (B, positions*N, J, D)
+    V, votes_cache = pose_votes_forward(M, W)               # (B, n*N, J, D)
     if centers is not None:
-        by_position = V.reshape(B, n, N, J, P, P)
-        by_position[..., :2, P - 1] += centers.astype(V.dtype)[:, None, None]           # x, y: last column's top two
-    V = V.reshape(B * n, N, J, D).transpose(1, 2, 0, 3)                                 # (N, J, I, D)
+        x, y = np.repeat(centers.astype(V.dtype), N, axis=0).T      # (n*N,)
+        V[..., X_ELEMENT] += x[:, None]
+        V[..., Y_ELEMENT] += y[:, None]
+    V = V.reshape(B * n, N, J, D).transpose(1, 2, 0, 3)     # (N, J, I, D)
     (mu, x), em_cache = em_routing_forward(V, child_a, beta_u, beta_a, n_iters)
     return (mu, x), (activation.shape, votes_cache, em_cache)
 
@@ -1071,16 +1274,21 @@ def class_caps_backward(dmu, dx, cache):
     dmu: (N, J, D); dx: (N, J)."""
     shape, votes_cache, em_cache = cache
     N, _, _, B = shape
+    J = dx.shape[1]
     dV, dchild_a, dbeta_u, dbeta_a = em_routing_backward(dmu, dx, em_cache)
-    dM, dW = pose_votes_backward(dV.transpose(2, 0, 1, 3).reshape(B, -1, *dmu.shape[1:]), votes_cache)
+    dV = dV.transpose(2, 0, 1, 3).reshape(B, -1, J, D)      # (B, n*N, J, D)
+    dM, dW = pose_votes_backward(dV, votes_cache)
     dpose = dM.reshape(B, -1, N, D).transpose(2, 1, 0, 3).reshape(*shape, D)
-    return dpose, dchild_a.reshape(N, B, -1).transpose(0, 2, 1).reshape(shape), dW, dbeta_u, dbeta_a
+    dactivation = dchild_a.reshape(N, B, -1).transpose(0, 2, 1).reshape(shape)
+    return dpose, dactivation, dW, dbeta_u, dbeta_a
 
 
 # -------------------------------------------------------------- dynamic routing
-# The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before input capsule i.
+# The axes of u_hat, b, c and their gradients are (N, J, I, ...): output capsule j comes before
+# input capsule i.
 
-SQUASH_EPS = 1e-9      # added inside the square root of a norm, so that a zero vector's gradient is near 0, not 0/0
+SQUASH_EPS = 1e-9                  # added inside the square root of a norm, so that a zero vector's
+                                   # gradient is near 0, not 0/0
 
 
 def squash_forward(s):
@@ -1242,10 +1450,12 @@ def spread_loss(a, labels, margin):
 
         L = sum_{i != t} max(0, m - (a_t - a_i))^2
 
-    a: activations, (N, J); labels: target classes t, (N,) int; margin: m, a float or (N,). The paper increases m from
-    0.2 to 0.9 during training. At equal activations the loss is (J-1) m^2. Return the loss, a float, and da, (N, J)."""
+    a: activations, (N, J); labels: target classes t, (N,) int; margin: m, a float or (N,). The
+    paper increases m from 0.2 to 0.9 during training. At equal activations the loss is (J-1) m^2.
+    Return the loss, a float, and da, (N, J)."""
     rows = np.arange(len(labels))
-    violation = np.maximum(np.reshape(margin, (-1, 1)) - (a[rows, labels][:, None] - a), 0).astype(a.dtype, copy=False)
+    lead = a[rows, labels][:, None] - a                     # of the target class, (N, J)
+    violation = np.maximum(np.reshape(margin, (-1, 1)) - lead, 0).astype(a.dtype, copy=False)
     violation[rows, labels] = 0
     da = violation * (2 / len(labels))
     da[rows, labels] = -da.sum(1)
@@ -1284,50 +1494,73 @@ def cross_entropy(scores, labels):
 def classification_loss(out, batch, config):
     """Compute the loss named by config.loss, averaged over the batch.
 
-    The spread loss and the margin loss take the activations a: lengths of vector capsules, else logistic(scores).
-    Cross-entropy takes log a of capsules, but a CNN's logits as usual. out: the result of forward. batch: a dict with
-    labels, (N,), and, for the spread loss, margin. Return the loss, a float, and dscores, (N, J)."""
-    scores, labels, are_lengths = out["scores"], batch["labels"], config.model in VECTOR_MODELS
-    if config.loss == "cross-entropy" and config.model not in CAPSULES:
-        return cross_entropy(scores, labels)
-    if config.loss == "cross-entropy" and are_lengths:
-        loss, dlogs = cross_entropy(np.log(scores), labels)
-        return loss, dlogs / scores
+    The spread loss and the margin loss take the activations a: lengths of vector capsules, else
+    logistic(scores). Cross-entropy takes log a of capsules, but a CNN's logits as usual. out: the
+    result of forward. batch: a dict with labels, (N,), and, for the spread loss, margin. Return the
+    loss, a float, and dscores, (N, J)."""
+    scores, labels = out["scores"], batch["labels"]
     if config.loss == "cross-entropy":
-        loss, dlogs = cross_entropy(-np.logaddexp(0, -scores), labels)
-        return loss, dlogs * sigmoid(-scores)
+        return cross_entropy_of_scores(scores, labels, config)
+    are_lengths = config.model in VECTOR_MODELS
     a = scores if are_lengths else sigmoid(scores)
     if config.loss == "spread":
         loss, da = spread_loss(a, labels, batch["margin"])
     else:
         loss, da = margin_loss(a, np.eye(N_CLASSES, dtype=a.dtype)[labels])
-    return loss, da if are_lengths else da * a * (1 - a)
+    if are_lengths:
+        return loss, da
+    return loss, da * a * (1 - a)
+
+
+def cross_entropy_of_scores(scores, labels, config):
+    """Compute the cross-entropy of classification_loss from scores, (N, J). Return the loss, a
+    float, and dscores, (N, J)."""
+    if config.model in VECTOR_MODELS:
+        loss, dlogs = cross_entropy(np.log(scores), labels)
+        return loss, dlogs / scores
+    if config.model in MATRIX_MODELS:                       # log a = -log(1 + exp(-score))
+        loss, dlogs = cross_entropy(-np.logaddexp(0, -scores), labels)
+        return loss, dlogs * sigmoid(-scores)
+    return cross_entropy(scores, labels)
 
 
 # -------------------------------------------------------------- the networks
+# A network is a table of convolutions, which one loop runs, and a head.
 
-# Of matrix-capsnet the channels of Conv1 and the capsule types of PrimaryCaps, ConvCaps1 and ConvCaps2, the paper's A,
-# B, C and D; of the backbone the channels of its first two convolutions; of capsnet-shared the capsule types
+# Of matrix-capsnet the channels of Conv1 and the capsule types of PrimaryCaps, ConvCaps1 and
+# ConvCaps2; of the backbone the channels of its first two convolutions; of capsnet-shared the types
+# of its primary capsules
 Size = collections.namedtuple("Size", "conv1 primary conv_caps1 conv_caps2 backbone types")
 SIZES = {                          # by --preset
     "small": Size(32, 4, 8, 8, 16, 5),
     "wide": Size(64, 4, 4, 4, 32, 10),
     "paper": Size(64, 8, 16, 16, 16, 5)}
-IDENTITY_NOISE = 0.1               # standard deviation of initial transformation matrices around the identity
-BETA_U, BETA_A = -1.0, -2.0        # initial: a parent without active children has a = logistic(-2) = 0.12
-VOTE_SUM_GAIN = 4.0                # of vectors: initial variance of the sum of a class's votes / variance of capsules
-E = 8                              # elements of a primary capsule that is a vector; a class capsule has D
+PAPER_WIDTH, PAPER_HIDDEN = 32, 1024    # of the paper's CNN: channels of conv1, hidden units
+HIDDEN = 32                        # hidden units of smaller ones
+IDENTITY_NOISE = 0.1               # standard deviation of initial matrices around the identity
+BETA_U, BETA_A = -1.0, -2.0        # initial: a parent without active children has a = 0.12
+VOTE_SUM_GAIN = 4.0                # of vectors: variance of a class's sum of votes / of capsules
+E = 8                              # elements of a primary capsule that is a vector; others have D
 
 
+# A convolution. F: channels of its output; K: side of its kernel; pad: rows and columns of zeros
+# added on each side; pool: 2x2 max pooling after it; coordinates: x and y are added to its input as
+# channels
 Conv = collections.namedtuple("Conv", "name F K stride pool pad coordinates",
                               defaults=(3, 1, False, 0, False))
 
 
-def convolutions(config, width=0):
-    """Return the convolutions of a network; the last one of a capsule network is PrimaryCaps. width: in place of the
-    model's own number of capsule types, or of channels"""
+def convolutions(config):
+    """Return the convolutions of a network, a tuple of Conv; the last one of a capsule network is
+    PrimaryCaps"""
+    return convolutions_of_width(config, width_of(config))
+
+
+def convolutions_of_width(config, width):
+    """Return the convolutions of a network that is as wide as --width says: types of primary
+    capsules, channels of conv1 (cnn, cnn-bn) or of conv5 (cnn-gap). matrix-capsnet has its widths
+    by preset"""
     size = SIZES[config.preset]
-    width = width or (32 if is_paper_cnn(config) else matched_width(config))
     if config.model == "matrix-capsnet":
         return Conv("conv1", size.conv1, 5, 2), Conv("primary", size.primary * (D + 1), 1)
     if config.model in PAPER_CNNS:
@@ -1347,7 +1580,8 @@ def convolutions(config, width=0):
 
 
 def conv_caps(config):
-    """Return matrix-capsnet's two layers of convolutional capsules, with types of capsules in place of channels"""
+    """Return matrix-capsnet's two layers of convolutional capsules, with types of capsules in place
+    of channels"""
     if config.model != "matrix-capsnet":
         return ()
     size = SIZES[config.preset]
@@ -1355,116 +1589,181 @@ def conv_caps(config):
 
 
 def is_paper_cnn(config):
-    """Return whether the network is the paper's CNN at its own size, 4.2 million parameters, with or without batch
-    normalization"""
-    return config.model in PAPER_CNNS and config.preset == "paper" and not config.width
+    """Return whether the network is the paper's CNN, with its padding and its hidden layer, with or
+    without batch normalization"""
+    return config.model in PAPER_CNNS and config.preset == "paper"
 
 
-def receptive_fields(convs):
-    """Return the coordinates of the centers of the receptive fields of some convolutions along an axis, (side,), from
-    -1 to 1 over the image"""
-    side, offset, scale = SIDE, 0.0, 1                  # offset: px, center of the first; scale: px, distance of two
-    for conv in convs:
-        side = (side + 2 * conv.pad - conv.K) // conv.stride + 1
-        offset, scale = offset + scale * ((conv.K - 1) / 2 - conv.pad), scale * conv.stride
-        if conv.pool:
-            side, offset, scale = side // 2, offset + scale / 2, scale * 2
-    return (offset + scale * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
-
-
-def class_capsule_inputs(config, width=0):
-    """Return the grid of capsules from which the class capsules receive votes.
-
-    The result has the fields side (positions per axis), types (capsule types per position) and centers,
-    (positions, 2): x and y of the centers of the receptive fields, from -1 to 1 across the image."""
-    convs = convolutions(config, width) + conv_caps(config)
-    size = {"matrix-capsnet": 1, "matrix-head": D + 1}.get(config.model, E)             # channels of a capsule
-    along = receptive_fields(convs)
-    centers = np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
-    return SimpleNamespace(side=len(along), types=convs[-1].F // size, centers=centers)
-
-
-def param_shapes(config, width=0):
-    """Return {name: shape} of the parameters, in the order in which init_params draws them. width: see convolutions"""
-    shapes, channels, J = {}, N_CHANNELS[config.data], N_CLASSES
-    if config.model == "nearest":
-        return {}
-    convs = convolutions(config, width)
-    for conv in convs:
-        shapes[conv.name + "_w"] = (conv.K, conv.K, channels + 2 * conv.coordinates, conv.F)
-        parts = ("_b",) if config.model == "cnn" else ("_norm_gamma", "_norm_beta")
-        shapes |= {conv.name + part: (conv.F,) for part in parts}
-        channels = conv.F
-    if config.model == "cnn-gap":
-        return shapes | {"fc1_w": (channels, J), "fc1_b": (J,)}
-    if config.model in PAPER_CNNS:
-        inputs, hidden = channels * len(receptive_fields(convs)) ** 2, 1024 if is_paper_cnn(config) else 32
-        return shapes | {"fc1_w": (inputs, hidden), "fc1_b": (hidden,), "fc2_w": (hidden, J), "fc2_b": (J,)}
-    inputs, types = class_capsule_inputs(config, width), channels // (D + 1)
-    for conv in conv_caps(config):
-        shapes |= {conv.name + "_W": (9 * types, conv.F, P, P), conv.name + "_beta_u": (conv.F,),
-                   conv.name + "_beta_a": (conv.F,)}
-        types = conv.F
-    if config.model in MATRIX_MODELS:
-        return shapes | {"class_W": (inputs.types, J, P, P), "class_beta_u": (J,), "class_beta_a": (J,)}
-    groups = inputs.types * (inputs.side ** 2 if config.model == "capsnet" else 1)
-    shapes["W"] = (groups, E, J, D)
-    return shapes | ({"coordinate_W": (2, J, D)} if config.coordinates else {})
+def width_of(config):
+    """Return --width or, if it is 0, the default of the model: see convolutions_of_width"""
+    if config.width or config.model == "matrix-capsnet":
+        return config.width
+    if config.model == "capsnet-shared":
+        return SIZES[config.preset].types
+    if is_paper_cnn(config):
+        return PAPER_WIDTH
+    return matched_width(config)
 
 
 @functools.cache
 def matched_width(config):
-    """Return --width or, if it is 0, the width that gives config.model the reference network's parameter count.
-
-    The reference network is matrix-capsnet for cnn and cnn-bn, and capsnet-shared for all other models. Of the two
-    neighboring widths, the one whose number of parameters is nearer is used."""
-    if config.model == "capsnet-shared":
-        return SIZES[config.preset].types
-    if config.width or config.model == "matrix-capsnet":
-        return config.width
-
-    def size(config, width=0):
-        return sum(math.prod(shape) for shape in param_shapes(config, width).values())
+    """Return the width that gives config.model the number of parameters of its reference network:
+    of cnn and cnn-bn matrix-capsnet, of the other models capsnet-shared. Of the two neighboring
+    widths, the one whose number of parameters is nearer is used."""
     reference = "matrix-capsnet" if config.model in PAPER_CNNS else "capsnet-shared"
-    target = size(dataclasses.replace(config, model=reference, coordinates=True, dropout=None))
-    upper = 1 + bisect.bisect_left(range(1, 4096), target, key=lambda width: size(config, width))
-    return min((max(1, upper - 1), upper), key=lambda width: abs(size(config, width) - target))
+    reference = dataclasses.replace(config, model=reference, coordinates=True, dropout=None)
+    target = n_weights(parameters(reference))
+
+    def size(width):
+        return n_weights(parameters_of_width(config, width))
+
+    upper = 1 + bisect.bisect_left(range(1, 4096), target, key=size)    # the least that is as large
+    lower = max(1, upper - 1)
+    return min(lower, upper, key=lambda width: abs(size(width) - target))
+
+
+def n_weights(table):
+    """Return how many numbers the Parameters of a table have"""
+    return sum(math.prod(p.shape) for p in table.values())
+
+
+def receptive_fields(convs):
+    """Return the coordinates of the centers of the receptive fields of some convolutions along an
+    axis, (side,), from -1 to 1 over the image"""
+    side = SIDE
+    first = 0.0                    # center of the first receptive field, px
+    step = 1                       # distance of the centers of two, px
+    for conv in convs:
+        side = (side + 2 * conv.pad - conv.K) // conv.stride + 1
+        first += step * ((conv.K - 1) / 2 - conv.pad)
+        step *= conv.stride
+        if conv.pool:
+            side //= 2
+            first += step / 2
+            step *= 2
+    return (first + step * np.arange(side) - (SIDE - 1) / 2) / (SIDE / 2)
+
+
+def receptive_field_centers(config):
+    """Return x and y of the centers of the receptive fields, from -1 to 1 across the image, of the
+    positions whose capsules vote for the class capsules, (positions, 2)"""
+    along = receptive_fields(convolutions(config) + conv_caps(config))
+    return np.stack([np.tile(along, len(along)), np.repeat(along, len(along))], 1)
+
+
+# How a parameter starts: at start + std * noise
+Parameter = collections.namedtuple("Parameter", "shape start std")
+
+
+def constant(value, n):
+    """Return the Parameter of n numbers that start at a value"""
+    return Parameter((n,), value, 0)
+
+
+def normal(shape, gain, fan_in=None):
+    """Return the Parameter of normal weights with variance gain / fan-in. fan_in: the number of
+    inputs that are added up; None: all axes of the shape but the last"""
+    if fan_in is None:
+        fan_in = math.prod(shape[:-1])
+    return Parameter(shape, 0, np.sqrt(gain / fan_in))
+
+
+def parameters(config):
+    """Return {name: Parameter} of a network, in the order in which init_params draws them"""
+    return parameters_of_width(config, width_of(config))
+
+
+def parameters_of_width(config, width):
+    """Return {name: Parameter} of a network; width: see convolutions_of_width.
+
+    The gain is 2 where a ReLU follows (He initialization; not PrimaryCaps), VOTE_SUM_GAIN for the
+    transformation matrices of vectors, and 1 elsewhere. Matrices of poses start near the
+    identity."""
+    table = {}
+    channels = N_CHANNELS[config.data]
+    convs = convolutions_of_width(config, width)
+    for conv in convs:
+        if conv.coordinates:
+            channels += 2
+        gain = 1 if conv.name == "primary" else 2
+        table[conv.name + "_w"] = normal((conv.K, conv.K, channels, conv.F), gain)
+        if config.model == "cnn":
+            table[conv.name + "_b"] = constant(0, conv.F)
+        else:
+            table[conv.name + "_norm_gamma"] = constant(1, conv.F)
+            table[conv.name + "_norm_beta"] = constant(0, conv.F)
+        channels = conv.F
+    side = len(receptive_fields(convs))
+    n_positions = side * side
+    if config.model in PAPER_CNNS:
+        table |= cnn_head_parameters(n_positions * channels, config)
+    elif config.model == "cnn-gap":
+        table["fc1_w"] = normal((channels, N_CLASSES), 1)
+        table["fc1_b"] = constant(0, N_CLASSES)
+    elif config.model in MATRIX_MODELS:
+        table |= matrix_head_parameters(channels // (D + 1), config)
+    else:
+        table |= capsnet_head_parameters(n_positions, channels // E, config)
+    return table
+
+
+def cnn_head_parameters(n_inputs, config):
+    """Return {name: Parameter} of a hidden layer and the layer of the scores"""
+    n_hidden = PAPER_HIDDEN if is_paper_cnn(config) else HIDDEN
+    return {"fc1_w": normal((n_inputs, n_hidden), 2), "fc1_b": constant(0, n_hidden),
+            "fc2_w": normal((n_hidden, N_CLASSES), 1), "fc2_b": constant(0, N_CLASSES)}
+
+
+def matrix_head_parameters(n_types, config):
+    """Return {name: Parameter} of the layers of matrix capsules above PrimaryCaps, which has
+    n_types"""
+    layers = [(conv.name, conv.K * conv.K, conv.F) for conv in conv_caps(config)]
+    table = {}
+    for name, n_positions, J in (*layers, ("class", 1, N_CLASSES)):
+        shape = (n_positions * n_types, J, P, P)
+        table[name + "_W"] = Parameter(shape, np.eye(P, dtype=np.float32), IDENTITY_NOISE)
+        table[name + "_beta_u"] = constant(BETA_U, J)
+        table[name + "_beta_a"] = constant(BETA_A, J)
+        n_types = J
+    return table
+
+
+def capsnet_head_parameters(n_positions, n_types, config):
+    """Return {name: Parameter} of the transformation matrices of vector capsules: one per capsule
+    or, of capsnet-shared, one per type. Their fan-in is all elements of all primary capsules"""
+    n_matrices = n_types if config.model == "capsnet-shared" else n_positions * n_types
+    n_elements = n_positions * n_types * E
+    table = {"W": normal((n_matrices, E, N_CLASSES, D), VOTE_SUM_GAIN, n_elements)}
+    if config.coordinates:
+        table["coordinate_W"] = normal((2, N_CLASSES, D), VOTE_SUM_GAIN, n_elements)
+    return table
+
+
+def param_shapes(config):
+    """Return {name: shape} of the parameters"""
+    return {name: p.shape for name, p in parameters(config).items()}
 
 
 def init_params(config):
-    """Draw the initial parameters: {name: float32 array}, as param_shapes says.
-
-    Weights are normal, with variance 2 / fan-in where a ReLU follows (He initialization), VOTE_SUM_GAIN / fan-in for
-    the transformation matrices of vector capsules, whose fan-in is all elements of all primary capsules, and 1 / fan-in
-    elsewhere. Transformation matrices of poses are the identity plus noise. beta_u and beta_a start at BETA_U and
-    BETA_A, other biases at 0."""
-    rng, params, shapes = rng_for(config.seed, INIT), {}, param_shapes(config)
-    last = [name for name in shapes if name.endswith("_w")][-1:]       # PrimaryCaps; of a CNN the layer of the scores
-    starts = {"gamma": 1, "u": BETA_U, "a": BETA_A}
-    for name, shape in shapes.items():
-        noise = rng.standard_normal(shape, np.float32)
-        if name in ("W", "coordinate_W"):
-            inputs = class_capsule_inputs(config)
-            fan_in = E * inputs.side ** 2 * inputs.types
-            params[name] = noise * np.float32(np.sqrt(VOTE_SUM_GAIN / fan_in))
-        elif name.endswith("_W"):
-            params[name] = np.eye(P, dtype=np.float32) + np.float32(IDENTITY_NOISE) * noise
-        elif name.endswith("_w"):
-            params[name] = noise * np.float32(np.sqrt((1 if name in last else 2) / math.prod(shape[:-1])))
-        else:
-            params[name] = np.full(shape, starts.get(name.split("_")[-1], 0), np.float32)
+    """Draw the initial parameters, {name: float32 array}; see parameters_of_width"""
+    rng = rng_for(config.seed, INIT)
+    params = {}
+    for name, p in parameters(config).items():
+        noise = rng.standard_normal(p.shape, np.float32)
+        params[name] = np.float32(p.start) + np.float32(p.std) * noise
     return params
 
 
 def loss_and_grads(params, batch, config, share=1.0):
     """Compute the loss and all gradients of a batch, or of one shard of it. Pure function.
 
-    batch: the result of to_batch. share: the shard's share of the samples in its batch. Loss, accuracy and gradients
-    are means over the shard times share, so that they add up to means over the batch.
+    batch: the result of to_batch. share: the shard's share of the samples in its batch. Loss,
+    accuracy and gradients are means over the shard times share, so that they add up to means over
+    the batch.
 
-    Return (terms, grads, statistics). terms: loss, what is minimized, here the classification loss alone; and accuracy,
-    the fraction of images correctly classified. grads: a dict with the keys of params. statistics: the mean and the
-    variance that each normalization used."""
+    Return (terms, grads, statistics). terms: loss, what is minimized, here the classification loss
+    alone; and accuracy, the fraction of images correctly classified. grads: a dict with the keys of
+    params. statistics: the mean and the variance that each normalization used."""
     statistics, grads = {}, {}
     out, cache = forward(params, batch["images"], config, statistics, batch.get("dropout_mask"))
     loss, dscores = classification_loss(out, batch, config)
@@ -1476,146 +1775,182 @@ def loss_and_grads(params, batch, config, share=1.0):
 def forward(params, images, config, statistics=None, dropout_mask=None):
     """Compute the outputs of the network and a cache for backward.
 
-    images: (N, 32, 32, C). statistics: a dict in training, which receives the mean and variance of each normalization;
-    None in evaluation, which uses the running ones in params. dropout_mask: (N, hidden units), of cnn and cnn-bn in
-    training; None for no dropout.
+    images: (N, 32, 32, C). statistics: a dict in training, which receives the mean and variance of
+    each normalization; None in evaluation, which uses the running ones in params. dropout_mask:
+    (N, hidden units), of cnn and cnn-bn in training; None for no dropout.
 
     Return out and the cache. out is a dict of
-      scores        (N, J), by which classes are predicted: of matrix capsules and CNNs logits, of vector capsules their
-                    lengths, of nearest minus the squared distances
+      scores        (N, J), by which classes are predicted: of matrix capsules and CNNs logits, of
+                    vector capsules their lengths
     of vector capsules, with I in the order (row, column, type):
       v             class capsules, (N, J, D)
       u             primary capsules, (N, I, E)
       c             list of the iterations' coupling coefficients, (1, I) first, then (N, J, I)
     of matrix capsules:
       mu, a         poses, (N, J, D), and activations, (N, J), of the class capsules
-      class_steps   list of the EM iterations to the class capsules, each with R, (N, 1, I) first, then (N, J, I), mu
-                    and sigma2, (N, J, D), with I in the order (type, row, column)
-      primary_pose, primary_a   poses, (N, H, W, B, D), and activations, (N, H, W, B), of the primary capsules
-      conv_mu, conv_a, conv2_mu, conv2_a   the same of the convolutional capsules; only of matrix-capsnet"""
-    if config.model == "nearest":
-        return {"scores": nearest_scores(params, images)}, None
-    x, convs_cache = convolutions_forward(params, images, config, statistics)           # (N, side, side, C)
-    out, head_cache = HEADS[config.model][0](params, x, config, dropout_mask)
+      class_steps   list of the EM iterations to the class capsules, each with R, (N, 1, I) first,
+                    then (N, J, I), mu and sigma2, (N, J, D), with I in the order (type, row,
+                    column)
+      primary_pose  poses of the primary capsules, (N, rows, columns, B, D)
+      primary_a     their activations, (N, rows, columns, B)
+    and of matrix-capsnet
+      conv_mu, conv_a, conv2_mu, conv2_a   the same of the convolutional capsules"""
+    x, convs_cache = convolutions_forward(params, images, config, statistics)   # (N, side, side, C)
+    head_forward, _ = HEADS[config.model]
+    out, head_cache = head_forward(params, x, config, dropout_mask)
     return out, (convs_cache, head_cache)
 
 
 def backward(dscores, cache, config, grads):
-    """Put the gradients of all parameters into grads, {name: array}. dscores: (N, J), as classification_loss returns"""
+    """Put the gradients of all parameters into grads, {name: array}. dscores: (N, J), as
+    classification_loss returns"""
     convs_cache, head_cache = cache
-    dx = HEADS[config.model][1](dscores, head_cache, config, grads)
+    _, head_backward = HEADS[config.model]
+    dx = head_backward(dscores, head_cache, config, grads)
     convolutions_backward(dx, convs_cache, grads)
 
 
 def convolutions_forward(params, images, config, statistics):
-    """Compute all convolutions, each with a normalization or a bias, max pooling where it has it, and a ReLU;
-    PrimaryCaps has none. Return x (N, side, side, C) and a cache"""
-    x, caches, convs = images.swapaxes(0, 1), [], convolutions(config)                  # x: (H, N, W, C)
+    """Compute all convolutions, each with a normalization or a bias, max pooling where it has it,
+    and a ReLU; PrimaryCaps has none. statistics: see forward. Return x (N, side, side, C) and a
+    cache."""
+    x = images.swapaxes(0, 1)                               # (H, N, W, C)
+    convs = convolutions(config)
+    caches = []
     for k, conv in enumerate(convs):
         if conv.coordinates:
             x = append_coordinates(x, receptive_fields(convs[:k]))
-        x = np.pad(x, ((conv.pad, conv.pad), (0, 0)) * 2) if conv.pad else x
+        if conv.pad:
+            x = np.pad(x, ((conv.pad, conv.pad), (0, 0), (conv.pad, conv.pad), (0, 0)))
         x, conv_cache = conv2d_forward(x, params[conv.name + "_w"], conv.stride)
-        norm, norm_cache = conv.name + "_norm", None
-        if norm + "_gamma" in params:
-            running = [params[norm + part] for part in STATISTICS] if statistics is None else None
-            x, found, norm_cache = norm_forward(x, params[norm + "_gamma"], params[norm + "_beta"], running)
-            if statistics is not None:
-                statistics.update({norm + part: value for part, value in zip(STATISTICS, found)})
-        else:
+        norm_cache = pool_cache = None
+        if config.model == "cnn":
             x += params[conv.name + "_b"]
-        x, pool_cache = max_pool_forward(x) if conv.pool else (x, None)
-        x = np.maximum(x, 0, out=x) if conv.name != "primary" else x
+        else:
+            x, norm_cache = conv_norm_forward(params, x, conv.name + "_norm", statistics)
+        if conv.pool:
+            x, pool_cache = max_pool_forward(x)
+        if conv.name != "primary":
+            # overwrites the result of max pooling, which its cache holds, as max_pool_backward
+            # expects
+            np.maximum(x, 0, out=x)
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
-    return x.swapaxes(0, 1), caches                                                     # (N, side, side, C)
+    return x.swapaxes(0, 1), caches                         # (N, side, side, C)
 
 
-def recompute_statistics(state, data, config, n):
-    """Return the statistics of all normalizations over n training samples (precise batch normalization), {name: array}:
-    layer by layer, so that each layer sees what those before it compute in evaluation.
-
-    In some long runs the running statistics, gathered while earlier layers used those of 16 samples, do not fit."""
-    chunk, statistics = next(iter(epoch_samples(data, config.n_epochs, config))), {}
-    images = to_batch(chunk, np.arange(len(chunk["labels"]))[:n])["images"]
-    convolutions_forward(weights_of(state), images, config, statistics)
-    return statistics
+def conv_norm_forward(params, x, name, statistics):
+    """Compute a batch normalization. Return y and a cache. statistics: see forward."""
+    running = None
+    if statistics is None:
+        running = [params[name + part] for part in STATISTICS]
+    y, found, cache = norm_forward(x, params[name + "_gamma"], params[name + "_beta"], running)
+    if statistics is not None:
+        for part, value in zip(STATISTICS, found):
+            statistics[name + part] = value
+    return y, cache
 
 
 def convolutions_backward(dx, caches, grads):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C)"""
-    dx = dx.swapaxes(0, 1)                                                              # (H, N, W, C)
+    dx = dx.swapaxes(0, 1)                                  # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
-        dx = dx * (y > 0) if conv.name != "primary" else dx
-        dx = max_pool_backward(dx, pool_cache) if conv.pool else dx
-        if norm_cache:
-            dx, grads[conv.name + "_norm_gamma"], grads[conv.name + "_norm_beta"] = norm_backward(dx, norm_cache)
-        else:
+        if conv.name != "primary":
+            dx = dx * (y > 0)
+        if conv.pool:
+            dx = max_pool_backward(dx, pool_cache)
+        if norm_cache is None:
             grads[conv.name + "_b"] = dx.reshape(-1, conv.F).sum(0)
-        dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx=conv.name != "conv1")
-        if conv.pad and conv.name != "conv1":
+        else:
+            dx, dgamma, dbeta = norm_backward(dx, norm_cache)
+            grads[conv.name + "_norm_gamma"] = dgamma
+            grads[conv.name + "_norm_beta"] = dbeta
+        is_first = conv.name == "conv1"                     # nothing needs gradients of images
+        dx, grads[conv.name + "_w"] = conv2d_backward(dx, conv_cache, need_dx=not is_first)
+        if conv.pad and not is_first:
             dx = dx[conv.pad:-conv.pad, :, conv.pad:-conv.pad]
-        dx = dx[..., :-2] if conv.coordinates else dx
+        if conv.coordinates:
+            dx = dx[..., :-2]
 
 
 def append_coordinates(x, along):
-    """Return x (H, N, H, C) with the x and y coordinates of every position as two more channels. along: (H,)"""
-    xy = np.stack(np.meshgrid(along, along), -1).astype(x.dtype)                        # (H, H, 2)
-    return np.concatenate([x, np.broadcast_to(xy[:, None], (*x.shape[:3], 2))], -1)
+    """Return x (H, N, H, C) with the x and y coordinates of every position as two more channels.
+    along: (H,)"""
+    xy = np.stack(np.meshgrid(along, along), -1).astype(x.dtype)                # (H, H, 2)
+    xy = np.broadcast_to(xy[:, None], (*x.shape[:3], 2))                        # (H, N, H, 2)
+    return np.concatenate([x, xy], -1)
 
 
-# Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx and puts the
-# gradients of its parameters into grads.
+# Heads. Each computes out (see forward) from x (N, side, side, C); its backward function returns dx
+# and puts the gradients of its parameters into grads. Only the CNN's has a use for dropout_mask.
 
 def matrix_head_forward(params, x, config, _):
-    """Compute primary capsules, two layers of convolutional capsules (matrix-capsnet only) and the class capsules."""
+    """Compute primary capsules, two layers of convolutional capsules (matrix-capsnet only) and the
+    class capsules."""
     def weights_of_layer(name):
-        return params[name + "_W"], params[name + "_beta_u"], params[name + "_beta_a"], config.routing_iters
+        return params[name + "_W"], params[name + "_beta_u"], params[name + "_beta_a"]
+
+    n_iters = config.routing_iters
     (pose, activation), primary_cache = primary_caps_forward(x)
-    out, caches = {"primary_pose": pose, "primary_a": activation}, []
+    out = {"primary_pose": pose, "primary_a": activation}
+    caches = []
     for conv in conv_caps(config):
-        (pose, activation), cache = conv_caps_forward(pose, activation, *weights_of_layer(conv.name), conv.stride)
-        out |= {conv.name + "_mu": pose, conv.name + "_a": activation}
+        (pose, activation), cache = conv_caps_forward(
+            pose, activation, *weights_of_layer(conv.name), n_iters, conv.stride)
+        out[conv.name + "_mu"] = pose
+        out[conv.name + "_a"] = activation
         caches.append((conv.name, cache))
-    centers = class_capsule_inputs(config).centers if config.coordinates else None
-    (mu, scores), class_cache = class_caps_forward(pose, activation, *weights_of_layer("class"), centers)
-    out |= {"scores": scores, "mu": mu, "a": sigmoid(scores), "class_steps": class_cache[-1].steps}
+    centers = receptive_field_centers(config) if config.coordinates else None
+    (mu, scores), class_cache = class_caps_forward(
+        pose, activation, *weights_of_layer("class"), n_iters, centers)
+    _, _, em_cache = class_cache
+    out |= {"scores": scores, "mu": mu, "a": sigmoid(scores), "class_steps": em_cache.steps}
     return out, (primary_cache, caches, class_cache)
 
 
 def matrix_head_backward(dscores, cache, config, grads):
     primary_cache, caches, class_cache = cache
-    dmu = np.zeros((*dscores.shape, D), dscores.dtype)                              # the loss depends on scores only
-    dpose, dactivation, *of_class = class_caps_backward(dmu, dscores, class_cache)
-    grads["class_W"], grads["class_beta_u"], grads["class_beta_a"] = of_class
+
+    def keep(name, dW, dbeta_u, dbeta_a):
+        grads[name + "_W"] = dW
+        grads[name + "_beta_u"] = dbeta_u
+        grads[name + "_beta_a"] = dbeta_a
+
+    dmu = np.zeros((*dscores.shape, D), dscores.dtype)      # the loss depends on scores only
+    dpose, dactivation, *of_weights = class_caps_backward(dmu, dscores, class_cache)
+    keep("class", *of_weights)
     for name, conv_cache in reversed(caches):
-        dpose, dactivation, grads[name + "_W"], grads[name + "_beta_u"], grads[name + "_beta_a"] = conv_caps_backward(
-            dpose, dactivation, conv_cache)
+        dpose, dactivation, *of_weights = conv_caps_backward(dpose, dactivation, conv_cache)
+        keep(name, *of_weights)
     return primary_caps_backward(dpose, dactivation, primary_cache)
 
 
 def capsnet_head_forward(params, x, config, _):
     """Compute primary vector capsules, and class capsules by dynamic routing (Sabour et al. 2017).
 
-    capsnet has one transformation matrix per capsule; capsnet-shared shares its matrices across positions and, with
-    --coordinates, uses coordinate addition."""
-    u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                          # (N, I, E)
+    capsnet has one transformation matrix per capsule; capsnet-shared shares its matrices across
+    positions and, with --coordinates, uses coordinate addition."""
+    u, squash_cache = squash_forward(x.reshape(len(x), -1, E))                  # (N, I, E)
     inputs, W, coordinates_cache = u, params["W"], None
-    if "coordinate_W" in params:
-        inputs, coordinates_cache = add_coordinates_forward(u, class_capsule_inputs(config).centers)
-        W = np.concatenate([W, np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))], 1)
-    u_hat, votes_cache = votes_forward(inputs, W)                                       # (N, J, I, D)
+    if config.coordinates:
+        inputs, coordinates_cache = add_coordinates_forward(u, receptive_field_centers(config))
+        of_coordinates = np.broadcast_to(params["coordinate_W"], (len(W), 2, *W.shape[2:]))
+        W = np.concatenate([W, of_coordinates], 1)                              # (B, E + 2, J, D)
+    u_hat, votes_cache = votes_forward(inputs, W)                               # (N, J, I, D)
     v, routing_cache = routing_forward(u_hat, config.routing_iters)
     lengths, lengths_cache = lengths_forward(v)
-    out = {"scores": lengths, "v": v, "u": u, "c": [c for c, *_ in routing_cache[1]]}
-    return out, (x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache)
+    _, steps = routing_cache
+    out = {"scores": lengths, "v": v, "u": u, "c": [c for c, _, _ in steps]}
+    return out, (x.shape, squash_cache, coordinates_cache, votes_cache, routing_cache,
+                 lengths_cache)
 
 
 def capsnet_head_backward(dscores, cache, config, grads):
     shape, squash_cache, coordinates_cache, votes_cache, routing_cache, lengths_cache = cache
-    du_hat = routing_backward(lengths_backward(dscores, lengths_cache), routing_cache)
+    dv = lengths_backward(dscores, lengths_cache)
+    du_hat = routing_backward(dv, routing_cache)
     du, dW = votes_backward(du_hat, votes_cache)
     grads["W"] = dW[:, :E]
-    if coordinates_cache:
+    if config.coordinates:
         grads["coordinate_W"] = dW[:, E:].sum(0)
         du = add_coordinates_backward(du, coordinates_cache)
     return squash_backward(du, squash_cache).reshape(shape)
@@ -1623,9 +1958,12 @@ def capsnet_head_backward(dscores, cache, config, grads):
 
 def cnn_head_forward(params, x, config, dropout_mask):
     """Compute the scores from a hidden layer, with dropout in training."""
-    hidden, hidden_cache = linear_forward(x.reshape(len(x), -1), params["fc1_w"], params["fc1_b"])
+    flat = x.reshape(len(x), -1)
+    hidden, hidden_cache = linear_forward(flat, params["fc1_w"], params["fc1_b"])
     hidden = np.maximum(hidden, 0)
-    kept = hidden if dropout_mask is None else hidden * dropout_mask
+    kept = hidden
+    if dropout_mask is not None:
+        kept = hidden * dropout_mask
     scores, scores_cache = linear_forward(kept, params["fc2_w"], params["fc2_b"])
     return {"scores": scores}, (x.shape, hidden, dropout_mask, hidden_cache, scores_cache)
 
@@ -1633,8 +1971,10 @@ def cnn_head_forward(params, x, config, dropout_mask):
 def cnn_head_backward(dscores, cache, config, grads):
     shape, hidden, dropout_mask, hidden_cache, scores_cache = cache
     dhidden, grads["fc2_w"], grads["fc2_b"] = linear_backward(dscores, scores_cache)
-    dhidden = dhidden if dropout_mask is None else dhidden * dropout_mask
-    dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dhidden * (hidden > 0), hidden_cache)
+    if dropout_mask is not None:
+        dhidden = dhidden * dropout_mask
+    dhidden = dhidden * (hidden > 0)
+    dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dhidden, hidden_cache)
     return dx.reshape(shape)
 
 
@@ -1645,41 +1985,35 @@ def gap_head_forward(params, x, config, _):
 
 
 def gap_head_backward(dscores, cache, config, grads):
-    shape, cache = cache
-    dx, grads["fc1_w"], grads["fc1_b"] = linear_backward(dscores, cache)
-    return np.broadcast_to(dx[:, None, None] / (shape[1] * shape[2]), shape)
+    shape, linear_cache = cache
+    dmeans, grads["fc1_w"], grads["fc1_b"] = linear_backward(dscores, linear_cache)
+    _, n_rows, n_columns, _ = shape
+    return np.broadcast_to(dmeans[:, None, None] / (n_rows * n_columns), shape)
 
 
-HEADS = {**dict.fromkeys(MATRIX_MODELS, (matrix_head_forward, matrix_head_backward)),
-         **dict.fromkeys(VECTOR_MODELS, (capsnet_head_forward, capsnet_head_backward)),
-         **dict.fromkeys(PAPER_CNNS, (cnn_head_forward, cnn_head_backward)),
-         "cnn-gap": (gap_head_forward, gap_head_backward)}
-
-
-def nearest_images(data):
-    """Return what `nearest` has in place of weights: the training images, (n, pixels), and their labels, (n,)."""
-    batch = to_batch(data["train"], slice(None), np.float64)
-    return {"images": batch["images"].reshape(len(batch["labels"]), -1), "labels": batch["labels"]}
-
-
-def nearest_scores(params, images):
-    """Return the scores of `nearest`, (N, J): minus the squared Euclidean distance, in pixel space, to the nearest
-    training image of each class."""
-    x, train_images = images.reshape(len(images), -1), params["images"]
-    distance = np.vecdot(x, x)[:, None] - 2 * (x @ train_images.T) + np.vecdot(train_images, train_images)   # (N, n)
-    return np.stack([-distance[:, params["labels"] == j].min(1, initial=np.inf) for j in range(N_CLASSES)], 1)
+MATRIX_HEAD = matrix_head_forward, matrix_head_backward
+CAPSNET_HEAD = capsnet_head_forward, capsnet_head_backward
+CNN_HEAD = cnn_head_forward, cnn_head_backward
+HEADS = {                          # by --model
+    "matrix-capsnet": MATRIX_HEAD, "matrix-head": MATRIX_HEAD,
+    "capsnet": CAPSNET_HEAD, "capsnet-shared": CAPSNET_HEAD,
+    "cnn": CNN_HEAD, "cnn-bn": CNN_HEAD,
+    "cnn-gap": (gap_head_forward, gap_head_backward)}
 
 
 # -------------------------------------------------------------- optimizer
 
 def optimizer_step(state, shard_grads, rate, config, workers):
-    """Update all parameters in place by Adam. shard_grads: list of gradient dicts, which are added up. rate: the
-    schedule's factor."""
-    m, v, step = state["adam_m"], state["adam_v"], state["step"] + 1
-    adam_step(state["params"], shard_grads, m, v, step, config.lr * rate, workers)
-    if step % 500 == 0:            # weights without a gradient: their moments decay to denormal numbers, which are slow
-        for a in (*m.values(), *v.values()):
-            a[np.abs(a) < 1e-35] = 0
+    """Update all parameters in place by Adam. shard_grads: list of gradient dicts, which are added
+    up. rate: the schedule's factor."""
+    params, m, v = state["params"], state["adam_m"], state["adam_v"]
+    step = state["step"] + 1
+    adam_step(params, shard_grads, m, v, step, config.lr * rate, workers)
+    if step % 500 == 0:
+        # Moments of weights without a gradient decay to denormal numbers, which are slow
+        for moments in m, v:
+            for a in moments.values():
+                a[np.abs(a) < 1e-35] = 0
 
 
 def schedule(config, step, n_steps):
@@ -1743,8 +2077,8 @@ def update_running_statistics(running, shard_statistics, step):
 
 
 # -------------------------------------------------------------- layers
-# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows, of all images, is
-# contiguous.
+# x and y are activations, (H, N, W, C) or (N, C). The row axis comes first, so that a band of rows,
+# of all images, is contiguous.
 
 def im2col(x, width, stride):
     """Return windows along the rows of x (H, N, W, C), a list of `stride` arrays
@@ -1947,15 +2281,23 @@ def n_cores():
 
 # -------------------------------------------------------------- files of views, rendered toys
 
-NORB_FILES = {(split, kind): f"smallnorb-5x{toys}x9x18x6x2x96x96-{split}ing-{kind}.mat"
-              for split, toys in (("train", "46789"), ("test", "01235")) for kind in ("dat", "cat", "info")}
+NORB_FILES = {                     # by split and kind of file; names hold the instances of its toys
+    (split, kind): f"smallnorb-5x{toys}x9x18x6x2x96x96-{split}ing-{kind}.mat"
+    for split, toys in (("train", "46789"), ("test", "01235"))
+    for kind in ("cat", "info", "dat")}
 NORB_FORMAT = {                    # by kind of file: magic number, dtype, shape of a row
-    "dat": (0x1E3D4C55, "u1", (2, 96, 96)), "cat": (0x1E3D4C54, "<i4", ()), "info": (0x1E3D4C54, "<i4", (4,))}
-NORB_CODES = (                     # name, valid codes, scale and offset that convert a code to a value
-    ("labels", range(5), 1, 0), ("instances", range(10), 1, 0), ("elevations", range(9), 5, 30),
-    ("azimuths", range(0, 36, 2), 10, 0), ("lightings", range(6), 1, 0))
-NORB_ROWS = 24300                  # of a split: 5 classes x 5 toys x 9 elevations x 18 azimuths x 6 lightings
-DATA_NAMES = {"toys": "rendered toys", "smallnorb": "smallNORB", "shapes": "five shapes"}     # in all output
+    "dat": (0x1E3D4C55, "u1", (2, 96, 96)),
+    "cat": (0x1E3D4C54, "<i4", ()),
+    "info": (0x1E3D4C54, "<i4", (4,))}
+NORB_CODES = (                     # name, valid codes, scale and offset from a code to a value
+    ("labels", range(5), 1, 0),
+    ("instances", range(10), 1, 0),
+    ("elevations", range(9), 5, 30),
+    ("azimuths", range(0, 36, 2), 10, 0),
+    ("lightings", range(6), 1, 0))
+NORB_ROWS = 24300                  # 5 classes x 5 toys x 9 elevations x 18 azimuths x 6 lightings
+DATA_NAMES = {                     # in all output
+    "toys": "rendered toys", "smallnorb": "smallNORB", "shapes": "five shapes"}
 
 
 def class_names(data):
@@ -1964,93 +2306,141 @@ def class_names(data):
 
 
 def data_name(source, trained_on=None):
-    """Return what a data set is called in all output, and the one that was trained on, if it is another"""
-    other = f" (trained on {data_name(trained_on)})" if trained_on not in (None, source) else ""
-    return DATA_NAMES.get(source, f"images of {source}") + other
+    """Return what a data set is called in all output, and the one that was trained on, if it is
+    another"""
+    name = DATA_NAMES.get(source, f"images of {source}")
+    if trained_on not in (None, source):
+        name += f" (trained on {data_name(trained_on)})"
+    return name
 
 
 def fit_to_data(config, data):
     """Return config. Raise InputError unless data are as load_data returns them"""
-    dtypes, shape = (("f4", "f8"), (SIDE, SIDE, 1)) if config.data == "shapes" else (("u1",), (NORB_SIDE, NORB_SIDE, 2))
-    for split in [name for name in ("train", "familiar", "novel") if name in data]:
-        images, labels = (np.asarray(data[split][name]) for name in ("images", "labels"))
-        if images.dtype not in dtypes or images.shape[1:] != shape or not len(images):
-            given = f"images, {images.dtype} {images.shape}"
-            raise InputError(f"{split}: {given}: give {np.dtype(dtypes[-1])} {('n', *shape)}")
-        fits = labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64) and labels.shape == images.shape[:1]
-        if not fits or labels.min() < 0 or labels.max() > 4:
-            raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. Give {len(images)} int64 from 0 to 4")
+    shape, dtypes = (NORB_SIDE, NORB_SIDE, 2), ("u1",)
+    if config.data == "shapes":
+        shape, dtypes = (SIDE, SIDE, 1), ("f4", "f8")
+    for split in ("train", "familiar", "novel"):
+        if split in data:
+            images = np.asarray(data[split]["images"])
+            labels = np.asarray(data[split]["labels"])
+            if images.dtype not in dtypes or images.shape[1:] != shape or len(images) == 0:
+                raise InputError(f"{split}: images, {images.dtype} {images.shape}: "
+                                 f"give {np.dtype(dtypes[-1])} {('n', *shape)}")
+            if not are_labels(labels, len(images)):
+                raise InputError(f"{split}: labels are {labels.dtype} {labels.shape}. "
+                                 f"Give {len(images)} int64 from 0 to 4")
     return config
+
+
+def are_labels(labels, n):
+    """Return whether an array holds the classes of n images"""
+    is_integer = labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64)
+    return (is_integer and labels.shape == (n,)
+            and labels.min() >= 0 and labels.max() < N_CLASSES)
 
 
 def downsample(images):
     """Return images at half the resolution, with the cameras as channels: means of 2x2 pixels.
 
-    (N, 2, H, W) uint8 to (N, H/2, W/2, 2) uint8. Means are rounded to the nearest integer, halves upwards."""
-    rows = images[:, :, ::2].astype(np.uint16) + images[:, :, 1::2]                            # (N, 2, H/2, W)
-    return ((rows[..., ::2] + rows[..., 1::2] + np.uint16(2)) >> 2).astype(np.uint8).transpose(0, 2, 3, 1)
+    (N, 2, H, W) uint8 to (N, H/2, W/2, 2) uint8. Means are rounded to the nearest integer, halves
+    upwards."""
+    rows = images[:, :, ::2].astype(np.uint16) + images[:, :, 1::2]     # (N, 2, H/2, W)
+    sums = rows[..., ::2] + rows[..., 1::2]                             # (N, 2, H/2, W/2)
+    means = ((sums + np.uint16(2)) >> 2).astype(np.uint8)
+    return means.transpose(0, 2, 3, 1)
 
 
 def read_norb_file(path, kind):
-    """Return the array in one smallNORB file, .mat or .mat.gz; its number of rows N is read from the header.
+    """Return the array in one smallNORB file, .mat or .mat.gz; its number of rows N is read from
+    the header.
 
-    kind "dat": images, (N, 48, 48, 2) uint8; "cat": labels, (N,) int32; "info": (N, 4) int32. Images are downsampled
-    from 96x96 px while they are read: 112 MB in place of 448. Raise InputError if the file is missing or damaged."""
-    magic, dtype, shape = NORB_FORMAT[kind]
-    row_size = np.dtype(dtype).itemsize * math.prod(shape)
+    kind "dat": images, (N, 48, 48, 2) uint8; "cat": labels, (N,) int32; "info": (N, 4) int32.
+    Images are downsampled from 96x96 px while they are read: 112 MB in place of 448. Raise
+    InputError if the file is missing or damaged."""
+    open_file = gzip.open if path.suffix == ".gz" else open
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            header = np.frombuffer(file.read(4 * (2 + max(3, 1 + len(shape)))), "<i4").tolist()
-            N = header[2]
-            if header[:2] + header[3:3 + len(shape)] != [magic, 1 + len(shape), *shape] or not 1 <= N <= NORB_ROWS:
-                raise ValueError(f"its header says {header}")
-            out = np.empty((N, NORB_SIDE, NORB_SIDE, 2), np.uint8) if kind == "dat" else np.empty((N, *shape), np.int32)
-            for start in range(0, N, 32):
-                rows = out[start:start + 32]
-                chunk = np.frombuffer(file.read(len(rows) * row_size), dtype).reshape(len(rows), *shape)
-                rows[...] = downsample(chunk) if kind == "dat" else chunk
-            if file.read(1):                                           # reading past the end also checks gzip's CRC
+        with open_file(path, "rb") as file:
+            array = read_norb_rows(file, kind)
+            if file.read(1):               # reading past the end also checks gzip's CRC
                 raise ValueError("it is longer than its header says")
     except FileNotFoundError:
-        raise InputError(f"{path}: missing. Give the folder of smallNORB's six files as --norb-dir") from None
+        raise InputError(f"{path}: missing. Give the folder of smallNORB's six files as "
+                         "--norb-dir") from None
     except (OSError, EOFError, zlib.error, ValueError, IndexError) as error:
-        raise InputError(f"{path}: damaged, or not a smallNORB {kind} file ({error}). Get the file again") from None
-    return out
+        raise InputError(f"{path}: damaged, or not a smallNORB {kind} file ({error}). "
+                         "Get the file again") from None
+    return array
+
+
+def read_norb_rows(file, kind):
+    """Return the array of read_norb_file from an open file. Raise ValueError or IndexError if its
+    header is wrong, or if it is too short"""
+    magic, dtype, shape = NORB_FORMAT[kind]
+    n_axes = 1 + len(shape)
+    header = np.frombuffer(file.read(4 * (2 + max(3, n_axes))), "<i4").tolist()
+    N = header[2]
+    is_right = header[:2] == [magic, n_axes] and header[3:2 + n_axes] == [*shape]
+    if not is_right or not 1 <= N <= NORB_ROWS:
+        raise ValueError(f"its header says {header}")
+    if kind == "dat":
+        array = np.empty((N, NORB_SIDE, NORB_SIDE, 2), np.uint8)
+    else:
+        array = np.empty((N, *shape), np.int32)
+    row_size = np.dtype(dtype).itemsize * math.prod(shape)
+    for start in range(0, N, 32):
+        n = min(32, N - start)
+        chunk = np.frombuffer(file.read(n * row_size), dtype).reshape(n, *shape)
+        array[start:start + n] = downsample(chunk) if kind == "dat" else chunk
+    return array
 
 
 def load_norb(norb_dir):
     """Return the smallNORB files of a folder: {"train", "test"}, two dicts of arrays.
 
-    images, (N, 48, 48, 2) uint8, whose channels are the left and the right camera; labels, instances, elevations and
-    azimuths (degrees), lightings, all (N,) int64. Of .mat and .mat.gz, .mat is read."""
-    data = {"train": {}, "test": {}}
-    for split, arrays in data.items():
-        paths = {kind: Path(os.path.expanduser(norb_dir)) / NORB_FILES[split, kind] for kind in ("cat", "info", "dat")}
-        read = {kind: read_norb_file(path if path.exists() else path.with_suffix(".mat.gz"), kind)
-                for kind, path in paths.items()}                       # the small files first
-        columns = list(zip((read["cat"], *read["info"].T), NORB_CODES))
-        if len(set(map(len, read.values()))) > 1 or not all(np.isin(c, codes).all() for c, (_, codes, *_) in columns):
-            raise InputError(f"{paths['dat']}: does not fit the cat and info files beside it. Get the three again")
-        for column, (name, _, scale, offset) in columns:
-            arrays[name] = column.astype(np.int64) * scale + offset
-        arrays["images"] = read["dat"]
-    return data
+    images, (N, 48, 48, 2) uint8, whose channels are the left and the right camera; labels,
+    instances, elevations and azimuths (degrees), lightings, all (N,) int64. Of .mat and .mat.gz,
+    .mat is read."""
+    return {split: load_norb_split(norb_dir, split) for split in TOY_SPLITS}
+
+
+def load_norb_split(norb_dir, split):
+    """Return one of load_norb's dicts"""
+    read = {}
+    for kind in ("cat", "info", "dat"):                                 # the small files first
+        path = Path(os.path.expanduser(norb_dir), NORB_FILES[split, kind])
+        if not path.exists():
+            path = path.with_suffix(".mat.gz")
+        read[kind] = read_norb_file(path, kind)
+    not_together = InputError(f"{path}: does not fit the cat and info files beside it. "
+                              "Get the three again")
+    if len({len(array) for array in read.values()}) > 1:
+        raise not_together
+    arrays = {}
+    for column, (name, codes, scale, offset) in zip((read["cat"], *read["info"].T), NORB_CODES):
+        if not np.isin(column, codes).all():
+            raise not_together
+        arrays[name] = column.astype(np.int64) * scale + offset
+    return arrays | {"images": read["dat"]}
 
 
 # Shapes are five sets of points, drawn as blobs.
 
 def shape_points():
-    """Return the five shapes as arrays of points, (n, 3), in [-1, 1]^3: x right, y up, z towards the viewer."""
-    segment = np.linspace                                               # (start, end, number of points)
-    cross = np.array([[0, 0, 0], [1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]], float) * 0.8
-    ell = np.concatenate([segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7), segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
+    """Return the five shapes as arrays of points, (n, 3), in [-1, 1]^3: x right, y up, z towards
+    the viewer."""
+    segment = np.linspace                                   # (start, end, number of points)
+    ends = [[0, 0, 0], [1, 0, 0], [-1, 0, 0], [0, 1, 0], [0, -1, 0], [0, 0, 1], [0, 0, -1]]
+    cross = np.array(ends, float) * 0.8
+    ell = np.concatenate([segment((-0.5, 0.9, 0), (-0.5, -0.7, 0), 7),
+                          segment((-0.5, -0.7, 0), (0.8, -0.7, 0), 6)[1:],
                           segment((-0.5, -0.7, 0), (-0.5, -0.7, 0.6), 3)[1:]])
-    tee = np.concatenate([segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7), segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
+    tee = np.concatenate([segment((-0.8, 0.8, 0), (0.8, 0.8, 0), 7),
+                          segment((0, 0.8, 0), (0, -0.9, 0), 7)[1:]])
     corners = np.array(np.meshgrid(*[(-0.65, 0.65)] * 3)).reshape(3, 8).T
-    frame = np.concatenate([segment(a, b, 5) for k, a in enumerate(corners) for b in corners[k + 1:]
-                            if np.count_nonzero(a != b) == 1])
-    tripod = np.concatenate([segment((0, 0, 0), end, 6) for end in ((0.9, 0, 0), (0, 0.9, 0), (0, 0, 0.9))])
-    return cross, ell, tee, frame, np.unique(tripod, axis=0)
+    edges = [segment(a, b, 5) for a, b in itertools.combinations(corners, 2)
+             if np.count_nonzero(a != b) == 1]
+    tripod = np.concatenate([segment((0, 0, 0), end, 6) for end in np.eye(3) * 0.9])
+    return cross, ell, tee, np.concatenate(edges), np.unique(tripod, axis=0)
 
 
 BLOB = 1.2                         # standard deviation of the Gaussian blob that draws a point, px
@@ -2061,18 +2451,22 @@ NOISE = 0.04                       # standard deviation of the pixel noise
 def render(labels, azimuths, elevations, rng):
     """Return images of shapes from given viewpoints, (N, 32, 32, 1) float32 in [0, 1].
 
-    labels, (N,) int; azimuths and elevations, (N,) in degrees. Under orthographic projection every point of a shape
-    is drawn as a Gaussian blob, with a brightness from 0.5 (far) to 1 (near). Blobs are added and clipped at 1, then
-    Gaussian pixel noise is added. A blob is the product of a row profile and a column profile, so that an image with
-    n points is one matrix product (32, n) @ (n, 32)."""
-    images, pixels = np.empty((len(labels), SIDE, SIDE, 1), np.float32), np.arange(SIDE) - (SIDE - 1) / 2
+    labels, (N,) int; azimuths and elevations, (N,) in degrees. Under orthographic projection every
+    point of a shape is drawn as a Gaussian blob, with a brightness from 0.5 (far) to 1 (near).
+    Blobs are added and clipped at 1, then Gaussian pixel noise is added. A blob is the product of a
+    row profile and a column profile, so that an image with n points is one matrix product (32, n) @
+    (n, 32)."""
+    images = np.empty((len(labels), SIDE, SIDE, 1), np.float32)
+    pixels = np.arange(SIDE) - (SIDE - 1) / 2
     R = np.stack([*map(view_rotation, azimuths, elevations)])
     for label, points in enumerate(shape_points()):
         rows = np.flatnonzero(labels == label)
-        x, y, z = np.moveaxis(points @ R[rows].transpose(0, 2, 1), -1, 0)                      # (n, points) each
-        profile = [np.exp(-0.5 * ((pixels - RADIUS * coordinate[..., None]) / BLOB) ** 2) for coordinate in (x, -y)]
-        brightness = (0.75 + 0.25 * np.clip(z, -1, 1))[..., None]
-        images[rows, :, :, 0] = profile[1].transpose(0, 2, 1) @ (profile[0] * brightness)
+        turned = points @ R[rows].transpose(0, 2, 1)
+        x, y, z = np.moveaxis(turned[..., None], 2, 0)                  # (images, points, 1) each
+        columns = np.exp(-0.5 * ((pixels - RADIUS * x) / BLOB) ** 2)    # (images, points, 32)
+        lines = np.exp(-0.5 * ((pixels - RADIUS * -y) / BLOB) ** 2)
+        brightness = 0.75 + 0.25 * np.clip(z, -1, 1)
+        images[rows, :, :, 0] = lines.transpose(0, 2, 1) @ (columns * brightness)
     np.minimum(images, 1, out=images)
     images += np.float32(NOISE) * rng.standard_normal(images.shape, np.float32)
     return np.clip(images, 0, 1, out=images)
@@ -2083,140 +2477,192 @@ def make_views(azimuths, elevations, n_per_view, rng):
 
     The result is a dict of arrays with one row per image: images, labels, azimuths, elevations."""
     values = np.arange(N_CLASSES), azimuths, elevations, np.arange(n_per_view)
-    labels, a, e, _ = (grid.ravel() for grid in np.meshgrid(*values, indexing="ij"))
-    return {"images": render(labels, a, e, rng), "labels": labels, "azimuths": a % 360, "elevations": e}
+    grids = np.meshgrid(*values, indexing="ij")
+    labels, azimuths, elevations, _ = (grid.ravel() for grid in grids)
+    return {"images": render(labels, azimuths, elevations, rng), "labels": labels,
+            "azimuths": azimuths % 360, "elevations": elevations}
 
 
 def shape_views(config, train, test):
-    """Return {"train", "familiar", "novel"}, three of make_views' dicts, from the given ranges of angles.
+    """Return {"train", "familiar", "novel"}, three of make_views' dicts, from the given ranges of
+    angles.
 
-    Each split has n_train_views azimuths (novel azimuths: n_test_views) by n_elev elevations, equally spaced over their
-    ranges: n_per_combo images of each training view, two images of each test view."""
-    azimuths, elevations = train, (30, 70)
+    Each split has n_train_views azimuths (novel azimuths: n_test_views) by n_elev elevations,
+    equally spaced over their ranges: n_per_combo images of each training view, two images of each
+    test view."""
     if config.split == "elevation":
-        azimuths, elevations = parse_range(OF_SHAPES["train_azimuths"], "--train-azimuths"), train
-    familiar = np.linspace(*azimuths, config.n_train_views), np.linspace(*elevations, config.n_elev)
-    novel = (np.linspace(*test, config.n_test_views), familiar[1]) if config.split == "azimuth" else (
-        familiar[0], np.linspace(*test, config.n_elev))
-    return {"train": make_views(*familiar, config.n_per_combo, rng_for(config.seed, DATA)),
-            "familiar": make_views(*familiar, 2, rng_for(config.seed, EVALUATION, 0)),
-            "novel": make_views(*novel, 2, rng_for(config.seed, EVALUATION, 1))}
+        azimuth_range = parse_range(OF_SHAPES["train_azimuths"], "--train-azimuths")
+        elevation_range = train
+    else:
+        azimuth_range = train
+        elevation_range = (30, 70)
+    azimuths = np.linspace(*azimuth_range, config.n_train_views)
+    elevations = np.linspace(*elevation_range, config.n_elev)
+    if config.split == "elevation":
+        novel = azimuths, np.linspace(*test, config.n_elev)
+    else:
+        novel = np.linspace(*test, config.n_test_views), elevations
+    return {
+        "train": make_views(azimuths, elevations, config.n_per_combo, rng_for(config.seed, DATA)),
+        "familiar": make_views(azimuths, elevations, 2, rng_for(config.seed, EVALUATION, 0)),
+        "novel": make_views(*novel, 2, rng_for(config.seed, EVALUATION, 1))}
 
 
-# Toys have the structure of smallNORB. The views that a run needs are rendered once and kept in a cache on disk.
+# Toys have the structure of smallNORB. The views that a run needs are rendered once and kept in a
+# cache on disk.
 
-TOYS_CACHE = "~/.cache/hinton-toys/toys-{}-version-1"                   # seed of the toys; version of the renderer
-TOY_ELEVATIONS, TOY_AZIMUTHS = range(30, 75, 5), range(0, 360, 20)
+TOYS_CACHE = "~/.cache/hinton-toys/toys-{}-version-1"   # seed of the toys; version of the renderer
+TOY_ELEVATIONS = range(30, 75, 5)
+TOY_AZIMUTHS = range(0, 360, 20)
 
 
 def toy_tables(split):
     """Return the table of a split's toys, load_norb's dict without the images."""
-    values = (range(N_CLASSES), TOY_SPLITS[split], TOY_ELEVATIONS, TOY_AZIMUTHS, range(len(LIGHTINGS)))
+    lightings = range(len(LIGHTINGS))
+    values = range(N_CLASSES), TOY_SPLITS[split], TOY_ELEVATIONS, TOY_AZIMUTHS, lightings
     grids = np.meshgrid(*map(np.array, values), indexing="ij")
     return {name: grid.ravel() for (name, *_), grid in zip(NORB_CODES, grids)}
 
 
 def toy_views(elevations, azimuths):
-    """Return the indices, 0 to 161, of a toy's views with the given elevations and azimuths in degrees."""
+    """Return the indices, 0 to 161, of a toy's views with the given elevations and azimuths in
+    degrees."""
     row = (elevations - TOY_ELEVATIONS.start) // TOY_ELEVATIONS.step
-    return len(TOY_AZIMUTHS) * row + (azimuths - TOY_AZIMUTHS.start) // TOY_AZIMUTHS.step
+    column = (azimuths - TOY_AZIMUTHS.start) // TOY_AZIMUTHS.step
+    return len(TOY_AZIMUTHS) * row + column
 
 
 def toy_path(category, instance, toy_seed):
     """Return the path of the cache file of one toy."""
-    return Path(os.path.expanduser(TOYS_CACHE.format(toy_seed))) / f"{NORB_NAMES[category]}-{instance}.npz"
+    folder = os.path.expanduser(TOYS_CACHE.format(toy_seed))
+    return Path(folder, f"{NORB_NAMES[category]}-{instance}.npz")
 
 
 def read_toy(path):
-    """Return the cached views of a toy, {view index: images (6, 48, 48, 2)}; {} if the file is missing or damaged."""
+    """Return the cached views of a toy, {view index: images (6, 48, 48, 2)}; {} if the file is
+    missing or damaged."""
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return dict(zip(file["views"].tolist(), file["images"], strict=True))
-    except Exception:                                 # NumPy does not document which errors a damaged file raises
+    except Exception:              # what a damaged file makes its reader raise is not documented
         return {}
 
 
 def draw_toy(category, instance, toy_seed, views):
-    """Render views of a toy, given by their indices, add them to its cache file, if that can be written, and return
-    {view index: images (6, 48, 48, 2) uint8}."""
-    toy, n, path = make_toy(category, instance, toy_seed), len(TOY_AZIMUTHS), toy_path(category, instance, toy_seed)
-    drawn = {view: downsample(draw_view(toy, TOY_ELEVATIONS[view // n], TOY_AZIMUTHS[view % n], 2 * NORB_SIDE))
-             for view in views}
+    """Render views of a toy, given by their indices, add them to its cache file, if that can be
+    written, and return {view index: images (6, 48, 48, 2) uint8}."""
+    toy = make_toy(category, instance, toy_seed)
+    drawn = {}
+    for view in views:
+        row, column = divmod(view, len(TOY_AZIMUTHS))
+        images = draw_view(toy, TOY_ELEVATIONS[row], TOY_AZIMUTHS[column], 2 * NORB_SIDE)
+        drawn[view] = downsample(images)
+    path = toy_path(category, instance, toy_seed)
     known = read_toy(path) | drawn
+    known_views = sorted(known)
+    file = io.BytesIO()
+    np.savez(file, views=known_views, images=np.stack([known[view] for view in known_views]))
     with contextlib.suppress(InputError):
-        file = io.BytesIO()
-        np.savez(file, views=np.array(sorted(known)), images=np.stack([known[view] for view in sorted(known)]))
         write_file(path, file.getvalue())
     return drawn
 
 
 def add_toy_images(tables, config):
-    """Add images to tables of toys, which are dicts as toy_tables returns them. Views that the cache lacks are rendered
-    and added to it."""
-    ids = [(table["labels"], table["instances"], toy_views(table["elevations"], table["azimuths"])) for table in tables]
-    wanted = {}
-    for label, instance, view in zip(*map(np.concatenate, zip(*ids))):
-        wanted.setdefault((int(label), int(instance)), set()).add(int(view))
+    """Add images to tables of toys, which are dicts as toy_tables returns them. Views that the
+    cache lacks are rendered and added to it."""
+    wanted = {}                    # by (label, instance): indices of views
+    for table in tables:
+        for label, instance, view, _ in rows_of_toys(table):
+            wanted.setdefault((label, instance), set()).add(view)
     images_of = {toy: read_toy(toy_path(*toy, config.toy_seed)) for toy in wanted}
     missing = {toy: sorted(views - images_of[toy].keys()) for toy, views in wanted.items()}
-    if n := sum(map(len, missing.values())):
-        say(f"rendering {n:,} views of toys, to be kept in {toy_path(0, 0, config.toy_seed).parent}", config)
+    n_missing = sum(len(views) for views in missing.values())
+    if n_missing:
+        folder = toy_path(0, 0, config.toy_seed).parent
+        say(f"rendering {n_missing:,} views of toys, to be kept in {folder}", config)
     for toy, views in missing.items():
         if views:
             images_of[toy] |= draw_toy(*toy, config.toy_seed, views)
-    for table, (labels, instances, views) in zip(tables, ids):
-        table["images"] = np.stack([images_of[key[:2]][key[2]][key[3]] for key in zip(
-            labels.tolist(), instances.tolist(), views.tolist(), table["lightings"].tolist())])
+    for table in tables:
+        table["images"] = np.stack([images_of[label, instance][view][lighting]
+                                    for label, instance, view, lighting in rows_of_toys(table)])
 
 
-# The renderer. A toy is a list of parts, (kind, matrix, center). A part maps a point p of a unit solid to center +
-# matrix p in the toy's coordinates: x forward, y up, z to the toy's right. Unit solids: ellipsoid |p| <= 1; box |x|,
-# |y|, |z| <= 1; cylinder x^2 + y^2 <= 1, |z| <= 1; cone x^2 + y^2 <= ((1 - z) / 2)^2, |z| <= 1, with its apex at z = 1.
+def rows_of_toys(table):
+    """Return label, instance, index of the view and lighting of each row of a table, as ints"""
+    views = toy_views(table["elevations"], table["azimuths"])
+    columns = table["labels"], table["instances"], views, table["lightings"]
+    return list(zip(*(column.tolist() for column in columns)))
+
+
+# The renderer. A toy is a list of parts, (kind, matrix, center). A part maps a point p of a unit
+# solid to center + matrix p in the toy's coordinates: x forward, y up, z to the toy's right. Unit
+# solids:
+#   ellipsoid   |p| <= 1
+#   box         |x|, |y|, |z| <= 1
+#   cylinder    x^2 + y^2 <= 1, |z| <= 1
+#   cone        x^2 + y^2 <= ((1 - z) / 2)^2, |z| <= 1, with its apex at z = 1
 
 ELLIPSOID, BOX, CYLINDER, CONE = range(4)
 TOY_STYLES = {toy: style for five in TOY_SPLITS.values() for style, toy in enumerate(five)}
 STEREO = 5.0                       # difference in azimuth between the two cameras, degrees
-REACH = 0.92                       # distance from a toy's center to its farthest point, in half image sides
-YAW, STRETCH, OFFSET = 6.0, 1.05, 0.04     # limits of a toy's random rotation (degrees), scale factors and offset
-LIGHTINGS = (                      # background, ambient, lamps: azimuth from the cameras, height (degrees), strength
-    (0.82, 0.18, ((-60, 40, 0.75),)), (0.79, 0.18, ((60, 40, 0.75),)), (0.76, 0.15, ((0, 75, 0.8),)),
-    (0.82, 0.2, ((-60, 30, 0.45), (60, 30, 0.45))), (0.79, 0.22, ((170, 35, 0.5), (0, 30, 0.35))),
+REACH = 0.92                       # of the farthest point from a toy's center, in half image sides
+YAW = 6.0                          # limit of a toy's random rotation, degrees
+STRETCH = 1.05                     # limit of its random scale factors
+OFFSET = 0.04                      # limit of its random translation
+LIGHTINGS = (                      # background, ambient, lamps: azimuth, height (degrees), strength
+    (0.82, 0.18, ((-60, 40, 0.75),)),
+    (0.79, 0.18, ((60, 40, 0.75),)),
+    (0.76, 0.15, ((0, 75, 0.8),)),
+    (0.82, 0.2, ((-60, 30, 0.45), (60, 30, 0.45))),
+    (0.79, 0.22, ((170, 35, 0.5), (0, 30, 0.35))),
     (0.76, 0.2, ((-120, 40, 0.45), (20, 60, 0.5))))
 
 
 def axis_rotation(axis, degrees):
     """Return the rotation matrix (3, 3) about the axis "x", "y" or "z" by an angle in degrees."""
-    c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    c = math.cos(math.radians(degrees))
+    s = math.sin(math.radians(degrees))
     i, j = {"x": (1, 2), "y": (2, 0), "z": (0, 1)}[axis]
     R = np.eye(3)
     R[i, i] = R[j, j] = c
-    R[i, j], R[j, i] = -s, s
+    R[i, j] = -s
+    R[j, i] = s
     return R
 
 
 def small_matmul(A, B):
-    """Return A @ B, (n, 3) times (3, m), by explicit sums: the same bits on every processor, unlike BLAS."""
+    """Return A @ B, (n, 3) times (3, m), by explicit sums: the same bits on every processor, unlike
+    BLAS."""
     return A[:, :1] * B[:1] + A[:, 1:2] * B[1:2] + A[:, 2:3] * B[2:3]
 
 
 def view_rotation(azimuth, elevation):
     """Return the rotation matrix (3, 3) from a toy's coordinates to those of the camera.
 
-    It rotates by azimuth about the vertical axis, then by elevation towards the viewer; both in degrees."""
+    It rotates by azimuth about the vertical axis, then by elevation towards the viewer; both in
+    degrees."""
     return small_matmul(axis_rotation("x", elevation), axis_rotation("y", azimuth))
 
 
 def part(kind, center, size, rotation=None):
     """Return one part of a toy, (kind, matrix, center).
 
-    size: (3,) extents along the part's own axes; rotation: rotation matrix (3, 3) of the part, or None."""
-    scaled = np.diag(np.asarray(size, float) / 2)
-    return kind, scaled if rotation is None else small_matmul(rotation, scaled), np.asarray(center, float)
+    size: (3,) extents along the part's own axes; rotation: rotation matrix (3, 3) of the part, or
+    None."""
+    M = np.diag(np.asarray(size, float) / 2)
+    if rotation is not None:
+        M = small_matmul(rotation, M)
+    return kind, M, np.asarray(center, float)
 
 
 def pair(kind, center, size, rotation=None):
-    """Return a part and its mirror image on the other side of the toy's plane of symmetry, z = 0."""
-    kind, M, center = part(kind, center, size, rotation)
+    """Return a part and its mirror image beyond z = 0, the toy's plane of symmetry."""
+    return with_mirror_image(*part(kind, center, size, rotation))
+
+
+def with_mirror_image(kind, M, center):
+    """Return a part and its mirror image on the other side of z = 0."""
     mirror = np.array([1, 1, -1.0])
     return [(kind, M, center), (kind, mirror[:, None] * M, center * mirror)]
 
@@ -2225,42 +2671,55 @@ def rod(kind, start, end, width, depth=None):
     """Return a cylinder from start to end, or a cone with its apex at end.
 
     width and depth (default: width) are the two diameters of the cross-section."""
-    start, end = np.asarray(start, float), np.asarray(end, float)
+    start = np.asarray(start, float)
+    end = np.asarray(end, float)
     along = (end - start) / 2
     length = math.hypot(*along)
-    across = np.cross(along / length, [1, 0, 0] if abs(along[0]) < 0.9 * length else [0, 1, 0])
+    not_along = [1, 0, 0] if abs(along[0]) < 0.9 * length else [0, 1, 0]
+    across = np.cross(along / length, not_along)
     across /= math.hypot(*across)
     other = np.cross(along / length, across)
-    return kind, np.stack([across * width / 2, other * (depth or width) / 2, along], 1), (start + end) / 2
+    if depth is None:
+        depth = width
+    M = np.stack([across * width / 2, other * depth / 2, along], 1)
+    return kind, M, (start + end) / 2
 
 
 def wings(x, y, span, chord, sweep, dihedral, thickness):
-    """Return two swept plates, the right and the left wing; sweep and dihedral are angles in degrees."""
-    back, up = math.tan(math.radians(sweep)) * span / 4, math.tan(math.radians(dihedral)) * span / 4
+    """Return two swept plates, the right and the left wing; sweep and dihedral are angles in
+    degrees."""
+    back = math.tan(math.radians(sweep)) * span / 4
+    up = math.tan(math.radians(dihedral)) * span / 4
     M = np.array([[chord / 2, 0, -back], [0, thickness / 2, up], [0, 0, span / 4]])
-    center, mirror = np.array([x - back, y + up, span / 4]), np.array([1, 1, -1.0])
-    return [(BOX, M, center), (BOX, mirror[:, None] * M, center * mirror)]
+    return with_mirror_image(BOX, M, np.array([x - back, y + up, span / 4]))
 
 
-# The five toys of a class in a split differ in style. Animals: trunk, snout or neither; humans: staff, rucksack, shield
-# or nothing; planes: two engines, four engines, a propeller or none; trucks: the load; cars: the shape of the body.
+# The five toys of a class in a split differ in style. Animals: trunk, snout or neither; humans:
+# staff, rucksack, shield or nothing; planes: two engines, four engines, a propeller or none;
+# trucks: the load; cars: the shape of the body.
 
 def toy_animal(rng, style):
     """Return an animal: body, neck, head with ears, horns, trunk or snout, four legs, a tail."""
-    length, height, leg = rng.uniform(1, 1.6), rng.uniform(0.36, 0.72), rng.uniform(0.2, 0.55)
-    width, thick = height * rng.uniform(0.6, 1), rng.uniform(0.09, 0.22)
+    length = rng.uniform(1, 1.6)
+    height = rng.uniform(0.36, 0.72)
+    leg = rng.uniform(0.2, 0.55)
+    width = height * rng.uniform(0.6, 1)
+    thick = rng.uniform(0.09, 0.22)
     y = leg + height / 2
     toy = [part(BOX if rng.random() < 0.15 else ELLIPSOID, (0, y, 0), (length, height, width))]
     if rng.random() < 0.4:
-        toy.append(part(ELLIPSOID, (-length / 4, y + 0.08 * height, 0), (0.55 * length, 1.15 * height, 1.1 * width)))
+        toy.append(part(ELLIPSOID, (-length / 4, y + 0.08 * height, 0),
+                        (0.55 * length, 1.15 * height, 1.1 * width)))
     neck = rng.choice([0.05, 0.15, 0.3, 0.55]) * rng.uniform(0.7, 1.2) + 0.12
     lean = math.radians(rng.uniform(10, 60))
     root = np.array([0.38 * length, y + 0.15 * height, 0])
     top = root + neck * np.array([math.sin(lean), math.cos(lean), 0])
     toy.append(rod(CYLINDER, root, top, rng.uniform(0.14, 0.3)))
     size = rng.uniform(0.24, 0.46)
-    long, nod = size * rng.uniform(0.9, 1.7), axis_rotation("z", rng.uniform(-30, 25))
-    forward, head = nod[:, 0] * long, top + nod[:, 0] * long / 4
+    long = size * rng.uniform(0.9, 1.7)
+    nod = axis_rotation("z", rng.uniform(-30, 25))
+    forward = nod[:, 0] * long
+    head = top + nod[:, 0] * long / 4
     toy.append(part(ELLIPSOID, head, (long, size, 0.85 * size), nod))
     ears = rng.integers(0, 4)
     if style == 0:
@@ -2268,29 +2727,43 @@ def toy_animal(rng, style):
     elif style == 1:
         toy.append(part(BOX, head + 0.55 * forward, (0.7 * size, 0.4 * size, 0.4 * size), nod))
     if ears == 0:
-        toy += pair(CONE, head + [-0.05, 0.6 * size, 0.25 * size], (0.1, 0.1, 0.28), axis_rotation("x", -90))
+        toy += pair(CONE, head + [-0.05, 0.6 * size, 0.25 * size], (0.1, 0.1, 0.28),
+                    axis_rotation("x", -90))
     elif ears == 1:
         toy += pair(ELLIPSOID, head + [-0.08, 0, 0.55 * size], (0.08, 0.34, 0.28))
     elif ears == 2:
-        toy += [rod(CYLINDER, head + [0, 0.3 * size, 0.08 * s], head + [-0.1, 0.3 * size + 0.35, 0.3 * s], 0.06)
-                for s in (-1, 1)]
-    x, z, stride = length * rng.uniform(0.25, 0.38), width * rng.uniform(0.28, 0.42), rng.uniform(-0.15, 0.15)
-    toy += [rod(CYLINDER, (f * x, y - 0.1 * height, s * z), (f * (x + stride * s), 0, s * z), thick)
-            for f in (1, -1) for s in (1, -1)]
-    tail, up = rng.uniform(0.15, 0.6), math.radians(rng.uniform(-70, 60))
+        toy += [rod(CYLINDER, head + [0, 0.3 * size, 0.08 * s],
+                    head + [-0.1, 0.3 * size + 0.35, 0.3 * s], 0.06) for s in (-1, 1)]
+    x = length * rng.uniform(0.25, 0.38)
+    z = width * rng.uniform(0.28, 0.42)
+    stride = rng.uniform(-0.15, 0.15)
+    for f in (1, -1):
+        for s in (1, -1):
+            foot = (f * (x + stride * s), 0, s * z)
+            toy.append(rod(CYLINDER, (f * x, y - 0.1 * height, s * z), foot, thick))
+    tail = rng.uniform(0.15, 0.6)
+    up = math.radians(rng.uniform(-70, 60))
     root = np.array([-0.46 * length, y + 0.1 * height, 0])
-    toy.append(rod(CONE if rng.random() < 0.5 else CYLINDER, root,
-                   root + tail * np.array([-math.cos(up), math.sin(up), 0]), rng.uniform(0.06, 0.16)))
+    tip = root + tail * np.array([-math.cos(up), math.sin(up), 0])
+    kind = CONE if rng.random() < 0.5 else CYLINDER
+    toy.append(rod(kind, root, tip, rng.uniform(0.06, 0.16)))
     if rng.random() < 0.2:
-        toy.append(part(ELLIPSOID, (0, y + height / 2, 0), (0.35 * length, 0.6 * height, 0.6 * width)))
+        toy.append(part(ELLIPSOID, (0, y + height / 2, 0),
+                        (0.35 * length, 0.6 * height, 0.6 * width)))
     return toy
 
 
 def toy_human(rng, style):
-    """Return a human: torso, head with or without a hat, two legs in stride, two bent arms, what is carried."""
-    leg, hip, thick = rng.uniform(0.5, 0.8), rng.uniform(0.08, 0.17), rng.uniform(0.13, 0.24)
-    torso, shoulders, deep = rng.uniform(0.45, 0.75), rng.uniform(0.32, 0.6), rng.uniform(0.2, 0.34)
-    stride, spread = rng.uniform(-0.35, 0.35), rng.uniform(0, 0.18)
+    """Return a human: torso, head with or without a hat, two legs in stride, two bent arms, what is
+    carried."""
+    leg = rng.uniform(0.5, 0.8)
+    hip = rng.uniform(0.08, 0.17)
+    thick = rng.uniform(0.13, 0.24)
+    torso = rng.uniform(0.45, 0.75)
+    shoulders = rng.uniform(0.32, 0.6)
+    deep = rng.uniform(0.2, 0.34)
+    stride = rng.uniform(-0.35, 0.35)
+    spread = rng.uniform(0, 0.18)
     toy = []
     for s in (1, -1):
         foot = np.array([stride * s, 0, s * (hip + spread)])
@@ -2300,13 +2773,15 @@ def toy_human(rng, style):
     if shape == 0:
         toy.append(part(BOX, (0, leg + torso / 2, 0), (deep, torso, shoulders)))
     elif shape == 1:
-        toy.append(part(ELLIPSOID, (0, leg + torso / 2, 0), (1.3 * deep, 1.25 * torso, 1.1 * shoulders)))
+        toy.append(part(ELLIPSOID, (0, leg + torso / 2, 0),
+                        (1.3 * deep, 1.25 * torso, 1.1 * shoulders)))
     elif shape == 2:
         toy.append(rod(CYLINDER, (0, leg - 0.05, 0), (0, leg + torso, 0), shoulders, 1.1 * deep))
     else:
-        toy.append(rod(CONE, (0, leg - 0.2, 0), (0, leg + 1.5 * torso, 0), 1.3 * shoulders, 1.8 * deep))
-    head, y = rng.uniform(0.24, 0.38), leg + torso
-    y += 0.55 * head
+        toy.append(rod(CONE, (0, leg - 0.2, 0), (0, leg + 1.5 * torso, 0),
+                       1.3 * shoulders, 1.8 * deep))
+    head = rng.uniform(0.24, 0.38)
+    y = leg + torso + 0.55 * head
     toy.append(part(ELLIPSOID, (0.02, y, 0), (head, 1.15 * head, 0.9 * head)))
     hat = rng.integers(0, 4)
     if hat == 0:
@@ -2315,12 +2790,16 @@ def toy_human(rng, style):
     elif hat == 1:
         toy.append(rod(CONE, (0, y + 0.25 * head, 0), (0, y + 1.1 * head, 0), head))
     elif hat == 2:
-        toy.append(part(ELLIPSOID, (-0.03, y + 0.15 * head, 0), (1.15 * head, 1.15 * head, 1.1 * head)))
-    thick, length = rng.uniform(0.1, 0.17), rng.uniform(0.22, 0.35)
+        toy.append(part(ELLIPSOID, (-0.03, y + 0.15 * head, 0),
+                        (1.15 * head, 1.15 * head, 1.1 * head)))
+    thick = rng.uniform(0.1, 0.17)
+    length = rng.uniform(0.22, 0.35)
     for s in (1, -1):
         out = math.radians(rng.choice([8, 15, 35, 80, 120]) + rng.uniform(-8, 8))
-        ahead, bend = math.radians(rng.uniform(-50, 80)), math.radians(rng.uniform(0, 80))
-        upper = np.array([math.cos(out) * math.sin(ahead), -math.cos(out) * math.cos(ahead), s * math.sin(out)])
+        ahead = math.radians(rng.uniform(-50, 80))
+        bend = math.radians(rng.uniform(0, 80))
+        upper = np.array([math.cos(out) * math.sin(ahead), -math.cos(out) * math.cos(ahead),
+                          s * math.sin(out)])
         lower = upper * math.cos(bend) + np.array([1, 0.3, 0]) * math.sin(bend)
         shoulder = np.array([0, leg + 0.92 * torso, s * (shoulders / 2 + 0.2 * thick)])
         elbow = shoulder + length * upper
@@ -2329,22 +2808,30 @@ def toy_human(rng, style):
     if style == 0:
         toy.append(rod(CYLINDER, hand - [0, 0.55, 0], hand + [0, 0.6, 0], 0.05))
     elif style == 1:
-        toy.append(part(BOX, (-0.9 * deep, leg + 0.6 * torso, 0), (0.2, 0.6 * torso, 0.7 * shoulders)))
+        toy.append(part(BOX, (-0.9 * deep, leg + 0.6 * torso, 0),
+                        (0.2, 0.6 * torso, 0.7 * shoulders)))
     elif style == 2:
         toy.append(part(BOX, hand, (0.06, 0.5, 0.36)))
     return toy
 
 
 def toy_plane(rng, style):
-    """Return a plane: fuselage, one or two pairs of wings, tail, engines or a propeller, with or without wheels."""
-    length, width, y = rng.uniform(1.3, 1.9), rng.uniform(0.16, 0.36), 0.4
-    span, chord, sweep = rng.uniform(1.2, 2.1), rng.uniform(0.22, 0.5), rng.uniform(-5, 45)
+    """Return a plane: fuselage, one or two pairs of wings, tail, engines or a propeller, with or
+    without wheels."""
+    length = rng.uniform(1.3, 1.9)
+    width = rng.uniform(0.16, 0.36)
+    y = 0.4
+    span = rng.uniform(1.2, 2.1)
+    chord = rng.uniform(0.22, 0.5)
+    sweep = rng.uniform(-5, 45)
     if rng.random() < 0.5:
         toy = [part(ELLIPSOID, (0, y, 0), (length, width, width))]
     else:
         toy = [rod(CYLINDER, (-0.42 * length, y, 0), (0.32 * length, y, 0), width),
                rod(CONE, (0.32 * length, y, 0), (0.55 * length, y, 0), width)]
-    x, high, dihedral = rng.uniform(-0.1, 0.25) * length, rng.choice([-0.35, 0, 0.45]) * width, rng.uniform(-4, 10)
+    x = rng.uniform(-0.1, 0.25) * length
+    high = rng.choice([-0.35, 0, 0.45]) * width
+    dihedral = rng.uniform(-4, 10)
     thin = rng.uniform(0.05, 0.09)
     toy += wings(x, y + high, span, chord, sweep, dihedral, thin)
     if rng.random() < 0.25:
@@ -2352,20 +2839,28 @@ def toy_plane(rng, style):
         toy += wings(x + 0.05, y + high + gap, 0.95 * span, chord, sweep, dihedral, thin)
         strut = (x - 0.3 * span * math.tan(math.radians(sweep)), y + high + gap / 2, 0.3 * span)
         toy += pair(BOX, strut, (0.05, gap, 0.05))
-    tail, fin = -0.42 * length - 0.02, rng.uniform(0.3, 0.6)
+    tail = -0.42 * length - 0.02
+    fin = rng.uniform(0.3, 0.6)
     leaning = np.array([[0.13, -0.12, 0], [0, fin / 2, 0], [0, 0, 0.03]])
     toy.append((BOX, leaning, np.array([tail, y + fin / 2 + 0.03, 0])))
-    toy += wings(tail, y + (0.85 * fin if rng.random() < 0.3 else 0.05), span * rng.uniform(0.3, 0.5), 0.6 * chord,
-                 0.7 * sweep, 0, 0.05)
+    above = 0.85 * fin if rng.random() < 0.3 else 0.05
+    toy += wings(tail, y + above, span * rng.uniform(0.3, 0.5), 0.6 * chord, 0.7 * sweep, 0, 0.05)
     size = rng.uniform(0.1, 0.2)
-    for at, scale in {0: ((0.22, 1),), 1: ((0.18, 0.8), (0.34, 0.8))}.get(style, ()):
-        toy += pair(CYLINDER, (x - at * span * math.tan(math.radians(sweep)), y + high - 0.1, at * span),
+    engines = ()                   # on each side: distance from the fuselage, scale
+    if style == 0:
+        engines = ((0.22, 1),)
+    elif style == 1:
+        engines = ((0.18, 0.8), (0.34, 0.8))
+    for at, scale in engines:
+        back = at * span * math.tan(math.radians(sweep))
+        toy += pair(CYLINDER, (x - back, y + high - 0.1, at * span),
                     (scale * size, scale * size, 0.4), axis_rotation("y", 90))
     if style in (2, 3):
         nose = (length / 2, y, 0)
         toy += [part(BOX, nose, (0.04, 0.55, 0.09)), part(ELLIPSOID, nose, (0.12, 0.12, 0.12))]
     if rng.random() < 0.6:
-        toy.append(part(ELLIPSOID, (0.18 * length, y + 0.4 * width, 0), (length / 4, 0.6 * width, 0.6 * width)))
+        toy.append(part(ELLIPSOID, (0.18 * length, y + 0.4 * width, 0),
+                        (length / 4, 0.6 * width, 0.6 * width)))
     if rng.random() < 0.4:
         toy += [*pair(CYLINDER, (0.05 * length, 0.1, 0.18), (0.16, 0.16, 0.07)),
                 part(CYLINDER, (0.35 * length, 0.1, 0), (0.14, 0.14, 0.06))]
@@ -2373,35 +2868,48 @@ def toy_plane(rng, style):
 
 
 def toy_truck(rng, style):
-    """Return a truck: cab, chassis, four or six wheels; its load is a box, a tank, sand, logs or a crane."""
-    length, width, wheel = rng.uniform(1.3, 1.9), rng.uniform(0.45, 0.7), rng.uniform(0.11, 0.22)
-    bed, cab, high = 1.5 * wheel, rng.uniform(0.3, 0.5), rng.uniform(0.5, 0.8)
+    """Return a truck: cab, chassis, four or six wheels; its load is a box, a tank, sand, logs or a
+    crane."""
+    length = rng.uniform(1.3, 1.9)
+    width = rng.uniform(0.45, 0.7)
+    wheel = rng.uniform(0.11, 0.22)
+    bed = 1.5 * wheel
+    cab = rng.uniform(0.3, 0.5)
+    high = rng.uniform(0.5, 0.8)
     front = length / 2 - cab / 2
     toy = [part(BOX, (0, bed, 0), (length, 0.12, 0.8 * width)),
            part(BOX, (front, bed + high / 2, 0), (cab, high, width))]
     if rng.random() < 0.4:
-        toy.append(part(BOX, (front + 0.75 * cab, bed + high / 4, 0), (0.6 * cab, high / 2, 0.85 * width)))
-    long, tall = length - cab - rng.uniform(0.03, 0.2), rng.uniform(0.45, 0.9)
+        toy.append(part(BOX, (front + 0.75 * cab, bed + high / 4, 0),
+                        (0.6 * cab, high / 2, 0.85 * width)))
+    long = length - cab - rng.uniform(0.03, 0.2)
+    tall = rng.uniform(0.45, 0.9)
     x = long / 2 - length / 2
     if style == 0:
-        toy.append(part(BOX, (x, bed + tall / 2 + 0.05, 0), (long, tall, width * rng.uniform(0.9, 1.1))))
+        toy.append(part(BOX, (x, bed + tall / 2 + 0.05, 0),
+                        (long, tall, width * rng.uniform(0.9, 1.1))))
     elif style == 1:
-        toy.append(part(CYLINDER, (x, bed + 0.08 + 0.4 * tall, 0), (width, 0.8 * tall, long), axis_rotation("y", 90)))
+        toy.append(part(CYLINDER, (x, bed + 0.08 + 0.4 * tall, 0), (width, 0.8 * tall, long),
+                        axis_rotation("y", 90)))
     elif style == 2:
         toy += [part(BOX, (x, bed + 0.1, 0), (long, 0.1, width)),
                 *pair(BOX, (x, bed + 0.2, 0.48 * width), (long, 0.26, 0.05)),
                 part(BOX, (0.02 - length / 2, bed + 0.2, 0), (0.05, 0.26, width)),
                 part(ELLIPSOID, (x, bed + 0.2, 0), (0.8 * long, 0.7 * tall, 0.8 * width))]
     elif style == 3:
-        toy += [rod(CYLINDER, (-length / 2, bed + up, z), (front - cab / 2 - 0.03, bed + up, z), 0.2)
-                for up, z in ((0.16, -0.12), (0.16, 0.12), (0.32, 0))]
+        for up, z in ((0.16, -0.12), (0.16, 0.12), (0.32, 0)):
+            end = (front - cab / 2 - 0.03, bed + up, z)
+            toy.append(rod(CYLINDER, (-length / 2, bed + up, z), end, 0.2))
     else:
         toy += [part(BOX, (x, bed + 0.12, 0), (long, 0.12, width)),
                 part(BOX, (x - 0.3 * long, bed + 0.25, 0), (0.3, 0.3, 0.8 * width)),
-                rod(CYLINDER, (x - 0.3 * long, bed + 0.15, 0), (x + 0.55 * long, bed + 0.15 + 0.75 * long, 0), 0.12)]
-    axles = (length / 2 - cab / 2, 0.25 - length / 2, 0.25 - length / 2 + 2.3 * wheel)[:rng.integers(2, 4)]
+                rod(CYLINDER, (x - 0.3 * long, bed + 0.15, 0),
+                    (x + 0.55 * long, bed + 0.15 + 0.75 * long, 0), 0.12)]
+    rear = 0.25 - length / 2
+    axles = (length / 2 - cab / 2, rear, rear + 2.3 * wheel)
+    n_axles = rng.integers(2, 4)
     wide = rng.uniform(0.1, 0.18)
-    for axle in axles:
+    for axle in axles[:n_axles]:
         toy += pair(CYLINDER, (axle, wheel, 0.46 * width), (2 * wheel, 2 * wheel, wide))
     if rng.random() < 0.3:
         pipe = (front - cab / 2, bed + 0.75 * high, 0.45 * width)
@@ -2410,8 +2918,11 @@ def toy_truck(rng, style):
 
 
 def toy_car(rng, style):
-    """Return a car: sedan, beetle, station wagon, convertible or race car, with or without a rear wing."""
-    length, width, wheel = rng.uniform(1.2, 1.7), rng.uniform(0.55, 0.8), rng.uniform(0.11, 0.2)
+    """Return a car: sedan, beetle, station wagon, convertible or race car, with or without a rear
+    wing."""
+    length = rng.uniform(1.2, 1.7)
+    width = rng.uniform(0.55, 0.8)
+    wheel = rng.uniform(0.11, 0.2)
     high = rng.uniform(0.16, 0.28)
     y = 0.9 * wheel + high / 2
     if rng.random() < 0.65:
@@ -2419,20 +2930,25 @@ def toy_car(rng, style):
     else:
         toy = [part(ELLIPSOID, (0, y, 0), (length, high, width)),
                part(BOX, (0, y - 0.15 * high, 0), (0.8 * length, high / 2, 0.9 * width))]
-    long, tall = length * rng.uniform(0.35, 0.65), rng.uniform(0.14, 0.26)
-    x, top = length * rng.uniform(-0.15, 0.05), y + high / 2
+    long = length * rng.uniform(0.35, 0.65)
+    tall = rng.uniform(0.14, 0.26)
+    x = length * rng.uniform(-0.15, 0.05)
+    top = y + high / 2
     if style == 0:
         toy.append(part(BOX, (x, top + tall / 2 - 0.02, 0), (long, tall, 0.85 * width)))
     elif style == 1:
         toy.append(part(ELLIPSOID, (x, top, 0), (1.3 * long, 2 * tall, 0.9 * width)))
     elif style == 2:
-        toy.append(part(BOX, (-0.12 * length, top + tall / 2, 0), (0.74 * length, tall, 0.9 * width)))
+        toy.append(part(BOX, (-0.12 * length, top + tall / 2, 0),
+                        (0.74 * length, tall, 0.9 * width)))
     elif style == 3:
         toy += [*pair(BOX, (x, top + 0.08, 0.22 * width), (0.1, 0.22, 0.3 * width)),
-                part(BOX, (x + 0.25, top + 0.06, 0), (0.04, 0.18, 0.8 * width), axis_rotation("z", 25))]
+                part(BOX, (x + 0.25, top + 0.06, 0), (0.04, 0.18, 0.8 * width),
+                     axis_rotation("z", 25))]
     else:
         toy += [part(ELLIPSOID, (x, top, 0), (0.7 * long, 1.5 * tall, 0.4 * width)),
-                part(ELLIPSOID, (length / 4, y + 0.1 * high, 0), (0.8 * length, 0.9 * high, width / 2))]
+                part(ELLIPSOID, (length / 4, y + 0.1 * high, 0),
+                     (0.8 * length, 0.9 * high, width / 2))]
     racing = style == 4
     if rng.random() < 0.3 or racing:
         toy += [part(BOX, (-0.46 * length, top + 0.18, 0), (0.16, 0.04, 1.02 * width)),
@@ -2441,13 +2957,15 @@ def toy_car(rng, style):
         toy.append(part(BOX, (x, top + tall + 0.03, 0), (0.12, 0.1, 0.4 * width)))
     if rng.random() < 0.3:
         toy.append(part(BOX, (0.48 * length, y - 0.2 * high, 0), (0.12, 0.35 * high, 1.03 * width)))
-    size, z, wide = wheel * (2.4 if racing else 2), width * (0.58 if racing else 0.46), rng.uniform(0.1, 0.2)
+    size = wheel * (2.4 if racing else 2)
+    z = width * (0.58 if racing else 0.46)
+    wide = rng.uniform(0.1, 0.2)
     for axle in (length * rng.uniform(0.28, 0.36), -length * rng.uniform(0.26, 0.36)):
         toy += pair(CYLINDER, (axle, wheel, z), (size, size, wide))
     return toy
 
 
-TOY_MAKERS = (toy_animal, toy_human, toy_plane, toy_truck, toy_car)         # in the order of NORB_NAMES
+TOY_MAKERS = (toy_animal, toy_human, toy_plane, toy_truck, toy_car)     # in NORB_NAMES' order
 
 
 def corners(toy):
@@ -2459,86 +2977,110 @@ def corners(toy):
 def make_toy(category, instance, toy_seed):
     """Return one toy as a list of parts, scaled to the size of the image.
 
-    category: index of the class; instance: 0 to 9. The toy is drawn at random from toy_seed, then rotated, scaled and
-    translated at random within YAW, STRETCH and OFFSET, so that toys are not perfectly aligned."""
+    category: index of the class; instance: 0 to 9. The toy is drawn at random from toy_seed, then
+    rotated, scaled and translated at random within YAW, STRETCH and OFFSET, so that toys are not
+    perfectly aligned."""
     rng = np.random.default_rng(np.random.SeedSequence(toy_seed, spawn_key=(category, instance)))
     toy = TOY_MAKERS[category](rng, TOY_STYLES[instance])
     transform = axis_rotation("y", rng.uniform(-YAW, YAW)) * rng.uniform(1 / STRETCH, STRETCH, 3)
-    offset, points = rng.uniform(-OFFSET, OFFSET, 3), corners(toy)
+    offset = rng.uniform(-OFFSET, OFFSET, 3)
+    points = corners(toy)
     middle = (points.min(0) + points.max(0)) / 2
     size = np.sqrt(np.square(small_matmul(points - middle, transform.T)).sum(1).max())
-    return [(kind, small_matmul(transform, M) / size,
-             small_matmul(transform, (center - middle)[:, None])[:, 0] / size + offset)
-            for kind, M, center in toy]
+    parts = []
+    for kind, M, center in toy:
+        M = small_matmul(transform, M) / size
+        center = small_matmul(transform, (center - middle)[:, None])[:, 0] / size + offset
+        parts.append((kind, M, center))
+    return parts
 
 
 def inverse_3x3(T):
     """Return the inverse of a matrix (3, 3), computed from its cofactors."""
-    cofactors = np.stack([np.cross(T[1], T[2]), np.cross(T[2], T[0]), np.cross(T[0], T[1])], 1)
+    columns = np.cross(T[1], T[2]), np.cross(T[2], T[0]), np.cross(T[0], T[1])
+    cofactors = np.stack(columns, 1)
     return cofactors / (T[0] * cofactors[:, 0]).sum()
 
 
 FAR = np.float32(1e9)              # ray parameter beyond every part, in place of infinity
+SLABS = {BOX: (0, 1, 2), ELLIPSOID: (), CYLINDER: (2,), CONE: (2,)}     # axes that planes bound
 
 
 def intersect_part(kind, o, d):
     """Intersect parallel rays with a unit part and return where they enter it.
 
-    A ray is o + t d, seen from a camera at t = +infinity, so that the visible intersection is the one with the
-    largest t. A part is the common interior of a quadric, a t^2 + 2 b t + q <= 0 along the ray, and of slabs between
-    two parallel planes. A ray is inside of each of them in an interval far <= t <= near; it hits the part where all
-    intervals overlap.
+    A ray is o + t d, seen from a camera at t = +infinity, so that the visible intersection is the
+    one with the largest t. A part is the common interior of a quadric, a t^2 + 2 b t + q <= 0 along
+    the ray, and of slabs between two parallel planes. A ray is inside of each of them in an
+    interval far <= t <= near; it hits the part where all intervals overlap.
 
-    kind: ELLIPSOID, BOX, CYLINDER or CONE. o: origins of the rays in the part's coordinates, a list of three arrays
-    that broadcast to the shape of the image; d: direction, (3,), the same for all rays; float32. Return three arrays:
-    t of the entry point; face, the axis 0 to 2 of the plane through which the ray enters, or -1 for the curved face;
-    and whether the ray hits the part."""
-    near, far, face, inside = FAR, -FAR, np.int8(-1), True
+    kind: ELLIPSOID, BOX, CYLINDER or CONE. o: origins of the rays in the part's coordinates, a list
+    of three arrays that broadcast to the shape of the image; d: direction, (3,), the same for all
+    rays; float32. Return three arrays: t of the entry point; face, the axis 0 to 2 of the plane
+    through which the ray enters, or -1 for the curved face; and whether the ray hits the part."""
+    near = FAR
+    far = -FAR
+    face = np.int8(-1)
+    inside = True
     if kind != BOX:
         round_axes = range(3 if kind == ELLIPSOID else 2)
         a = sum(d[k] * d[k] for k in round_axes)
-        b, q = sum(d[k] * o[k] for k in round_axes), sum(o[k] * o[k] for k in round_axes)
+        b = sum(d[k] * o[k] for k in round_axes)
+        q = sum(o[k] * o[k] for k in round_axes)
         if kind == CONE:
             radius = (1 - o[2]) / 2
-            a, b, q = a - d[2] * d[2] / 4, b + radius * d[2] / 2, q - radius * radius
+            a = a - d[2] * d[2] / 4
+            b = b + radius * d[2] / 2
+            q = q - radius * radius
         else:
             q = q - 1
-        a = a if abs(a) > 1e-6 else np.float32(1e-6)
+        if abs(a) <= 1e-6:
+            a = np.float32(1e-6)
         root = b * b - a * q
         inside = root > 0
         root = np.sqrt(np.maximum(root, 0))
-        near, far = (root - b) / a, (-root - b) / a
-        if a < 0:                                                # steeper than the cone: keep the nappe below its apex
-            near, far = (near, -FAR) if d[2] > 0 else (FAR, far)
-    for k in {BOX: (0, 1, 2), ELLIPSOID: ()}.get(kind, (2,)):
+        near = (root - b) / a
+        far = (-root - b) / a
+        if a < 0:                  # steeper than the cone: keep the nappe below its apex
+            if d[2] > 0:
+                far = -FAR
+            else:
+                near = FAR
+    for k in SLABS[kind]:
         along = d[k] if abs(d[k]) > 1e-6 else np.float32(1e-6)
-        middle, half = -o[k] / along, abs(1 / along)
+        middle = -o[k] / along
+        half = abs(1 / along)
         face = np.where(middle + half < near, np.int8(k), face)
-        near, far = np.minimum(near, middle + half), np.maximum(far, middle - half)
+        near = np.minimum(near, middle + half)
+        far = np.maximum(far, middle - half)
     return near, face, inside & (near >= far)
 
 
 def cast_rays(toy, azimuth, elevation, side):
     """Cast one ray per pixel under orthographic projection, to the nearest surface point of a toy.
 
-    toy: list of parts; azimuth and elevation of the camera in degrees; side: of the image, px. Only the pixels in a
-    part's bounding rectangle are tested.
+    toy: list of parts; azimuth and elevation of the camera in degrees; side: of the image, px. Only
+    the pixels in a part's bounding rectangle are tested.
 
-    Return hit, (side, side) bool: whether a pixel shows the toy; and normals, (3, side, side) float32: the unit
-    surface normal at that point in camera coordinates (x right, y up, z towards the camera), 0 where the ray hits
-    nothing."""
+    Return hit, (side, side) bool: whether a pixel shows the toy; and normals, (3, side, side)
+    float32: the unit surface normal at that point in camera coordinates (x right, y up, z towards
+    the camera), 0 where the ray hits nothing."""
     R = view_rotation(azimuth, elevation)
     pixels = (((np.arange(side) + 0.5) / side * 2 - 1) / REACH).astype(np.float32)
-    depth, normals = np.full((side, side), -FAR), np.zeros((3, side, side), np.float32)
+    depth = np.full((side, side), -FAR)
+    normals = np.zeros((3, side, side), np.float32)
     for kind, M, center in toy:
-        T, center = small_matmul(R, M), small_matmul(R, center[:, None])[:, 0]
+        T = small_matmul(R, M)
+        center = small_matmul(R, center[:, None])[:, 0]
         extent = np.abs(T).sum(1)
         left, right = np.searchsorted(pixels, center[0] + (-extent[0], extent[0]))
         top, bottom = np.searchsorted(pixels, -center[1] + (-extent[1], extent[1]))
         window = np.s_[top:bottom, left:right]
-        x, y = pixels[left:right] - np.float32(center[0]), -pixels[top:bottom, None] - np.float32(center[1])
+        x = pixels[left:right] - np.float32(center[0])
+        y = -pixels[top:bottom, None] - np.float32(center[1])
         to_part = inverse_3x3(T).astype(np.float32)
-        o, d = [row[0] * x + row[1] * y for row in to_part], to_part[:, 2]
+        o = [row[0] * x + row[1] * y for row in to_part]
+        d = to_part[:, 2]
         t, face, hits = intersect_part(kind, o, d)
         z = t + np.float32(center[2])
         rows, columns = np.nonzero(hits & (z > depth[window]))
@@ -2547,8 +3089,11 @@ def cast_rays(toy, azimuth, elevation, side):
         point = [o[k][rows, columns] + d[k] * t for k in range(3)]
         if kind != ELLIPSOID:
             faces = np.broadcast_to(face, z.shape)[rows, columns]
-            point[2] = {BOX: 0 * t, CYLINDER: 0 * t, CONE: (1 - point[2]) / 4}[kind]     # gradient of the curved face
-            point = [np.where(faces < 0, point[k], np.where(faces == k, np.sign(d[k]), 0)) for k in range(3)]
+            # the gradient of the curved face, then of planes
+            point[2] = (1 - point[2]) / 4 if kind == CONE else 0 * t
+            for k in range(3):
+                of_plane = np.where(faces == k, np.sign(d[k]), 0)
+                point[k] = np.where(faces < 0, point[k], of_plane)
         normal = small_matmul(to_part.T, np.stack(point))
         length = np.sqrt(normal[0] * normal[0] + normal[1] * normal[1] + normal[2] * normal[2])
         normals[(slice(None), *window)][:, rows, columns] = normal / length
@@ -2558,25 +3103,32 @@ def cast_rays(toy, azimuth, elevation, side):
 def shade(hit, normals, elevation):
     """Return the six LIGHTINGS of one view, (6, side, side) uint8, by Lambertian shading.
 
-    hit and normals: cast_rays' results; elevation of the cameras in degrees. A surface has the brightness of the
-    ambient light plus, for every lamp, its strength times the cosine between the surface normal and the direction of
-    the lamp; the background is light. A lamp's azimuth is relative to the cameras; its height is above the horizon,
-    so that lamps do not follow the cameras' elevation."""
+    hit and normals: cast_rays' results; elevation of the cameras in degrees. A surface has the
+    brightness of the ambient light plus, for every lamp, its strength times the cosine between the
+    surface normal and the direction of the lamp; the background is light. A lamp's azimuth is
+    relative to the cameras; its height is above the horizon, so that lamps do not follow the
+    cameras' elevation."""
     images = np.empty((len(LIGHTINGS), *hit.shape), np.uint8)
     for image, (ground, ambient, lamps) in zip(images, LIGHTINGS):
         brightness = np.full(hit.shape, np.float32(ambient))
         for azimuth, height, strength in lamps:
             R = small_matmul(axis_rotation("y", azimuth), axis_rotation("x", -height))
-            lamp = (small_matmul(axis_rotation("x", elevation), R)[:, 2] * strength).astype(np.float32)
-            brightness += np.maximum(lamp[0] * normals[0] + lamp[1] * normals[1] + lamp[2] * normals[2], 0)
-        image[:] = np.rint(255 * np.minimum(np.where(hit, brightness, np.float32(ground)), 1))
+            to_lamp = small_matmul(axis_rotation("x", elevation), R)[:, 2]
+            lamp = (to_lamp * strength).astype(np.float32)
+            cosine = lamp[0] * normals[0] + lamp[1] * normals[1] + lamp[2] * normals[2]
+            brightness += np.maximum(cosine, 0)
+        brightness = np.where(hit, brightness, np.float32(ground))
+        image[:] = np.rint(255 * np.minimum(brightness, 1))
     return images
 
 
 def draw_view(toy, elevation, azimuth, side):
     """Return the six lightings of one view from both cameras, (6, 2, side, side) uint8."""
-    return np.stack([shade(*cast_rays(toy, azimuth + camera, elevation, side), elevation)
-                     for camera in (-STEREO / 2, STEREO / 2)], 1)
+    cameras = []
+    for camera in (-STEREO / 2, STEREO / 2):
+        hit, normals = cast_rays(toy, azimuth + camera, elevation, side)
+        cameras.append(shade(hit, normals, elevation))
+    return np.stack(cameras, 1)
 
 
 # -------------------------------------------------------------- save and load
@@ -2941,15 +3493,8 @@ def check_same_run(folder, theirs, state, config, data, init):
         if theirs.lr_schedule == "cosine":
             raise InputError(f"{folder}: its learning rate ends at 0 with epoch {theirs.n_epochs}. "
                              f"{another}")
-        if "recomputed" in history:
-            raise InputError(f"{folder}: its statistics were recomputed after its last epoch. "
-                             f"{another}")
         settings = settings | {"n_epochs": theirs.n_epochs}             # it goes on
     check_same(folder, theirs, settings, ("runtime",))
-    n = history.get("recomputed", config.recompute_statistics)
-    if n != config.recompute_statistics:
-        raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
-                         "Give that, or name another folder")
     if history.get("init", digest_of(init)) != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
@@ -3050,36 +3595,12 @@ def run(config, data, state, folder):
         state = train(config, data, state, progress.step, after_epoch)
     finally:
         progress.clear()
+    file.save(config, state)                           # before the test, which may fail
     with worker_threads(config) as workers:
-        if config.recompute_statistics:
-            replace_statistics(state, data, config)
-        elif state["running"] and state["step"] >= 10_000:
-            check_statistics(state, data, config, workers)
-        file.save(config, state)                       # before the test, which may fail
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
     write_file(folder / "metrics.json", as_json(result))
     return result
-
-
-def replace_statistics(state, data, config):
-    """Put recomputed statistics, as --recompute-statistics asks for, into a state"""
-    n = config.recompute_statistics
-    state["running"] |= recompute_statistics(state, data, config, n)
-    state["history"]["recomputed"] = n
-
-
-WATCHED = "familiar"               # what check_statistics compares
-
-
-def check_statistics(state, data, config, workers):
-    """Say so if the accuracy after the last epoch is a point higher with recomputed statistics"""
-    weights = weights_of(state) | recompute_statistics(state, data, config, 800)
-    metrics = validate(weights, data, config, workers)
-    gain = metrics[WATCHED] - state["history"]["epochs"][-1][WATCHED]
-    if gain > 0.01:
-        say(f"Running statistics do not fit: {100 * gain:.1f} points more with "
-            "--recompute-statistics 800", config)
 
 
 def result_of(config, state, data, test):
@@ -3216,8 +3737,7 @@ def test_saved(args):
         raise InputError("--init is for a training, and --load only tests. Leave one out")
     trained, state = load(args.load)
     config = tested_config(args, trained)
-    needs_training_images = config.recompute_statistics or config.model == "nearest"
-    data = load_data(config, without=() if needs_training_images else ("train",))
+    data = load_data(config, without=("train",))
     config = fit_to_data(config, data)
     check_classes(args.load, state, config, data)
     if args.outdir is None:
@@ -3234,9 +3754,7 @@ def test_saved(args):
 
 def test_again(path, trained, config, data, state):
     """Test the network of a file, whose training had the settings `trained`, with others. Print the
-    table and return the result. Recomputed statistics, if there are any, are then in the state"""
-    if config.recompute_statistics:
-        replace_statistics(state, data, config)
+    table and return the result"""
     with worker_threads(config) as workers:
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
@@ -3303,6 +3821,8 @@ class Parser(argparse.ArgumentParser):
             alike = difflib.get_close_matches(flag, self._option_string_actions, n=1)
             if alike:
                 raise InputError(f"{message}. Did you mean {alike[0]}?")
+        if message.endswith("azimuths: expected one argument"):
+            message += ". Join a range that begins with a minus by =, as in --train-azimuths=-40:40"
         raise InputError(f"{message}. See --help")
 
 

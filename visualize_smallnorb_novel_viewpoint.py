@@ -230,8 +230,7 @@ def draw_elevation_strip(run):
     for k in range(N_CLASSES):
         samples = views_of(run.config, k, np.full(len(elevations), azimuth), elevations)
         images = preprocess(samples, np.arange(len(elevations)), run.config)
-        weights = norb.nearest_images(run.data) if run.config.model == "nearest" else run.params
-        predicted = norb.forward(weights, images, run.config)[0]["scores"].argmax(1)
+        predicted = norb.forward(run.params, images, run.config)[0]["scores"].argmax(1)
         for ax, image, elevation, label in zip(axes[k], images, samples["elevations"], predicted):
             wrong = f", {names[label]}" if label != k else ""
             show_image(ax, image, f"{elevation:.0f}°{wrong}", ORANGE if wrong else BLUE)
@@ -359,7 +358,7 @@ def routed_maps(out, config):
         steps = [out["class_steps"][k].R[0] for k in (0, -1)]
         shape = weight.shape[::-1]                                                         # I ordered (type, position)
     else:
-        side = int(np.sqrt(len(norb.class_capsule_inputs(config).centers)))
+        side = int(np.sqrt(len(norb.receptive_field_centers(config))))
         weight = np.linalg.norm(out["u"][0], axis=-1).reshape(side * side, -1)
         steps, order, shape = [out["c"][0], out["c"][-1][0]], (0, 1, 2), weight.shape     # I ordered (position, type)
     maps = [np.broadcast_to(R, (N_CLASSES, weight.size)).reshape(-1, *shape).transpose(order) * weight for R in steps]

@@ -148,7 +148,7 @@ def write(module, config, public, convolve):
         N, side, _, B, _ = pose.shape
         M, W = pose.reshape(N, 1, -1, 16), p["class_W"].repeat(side * side, 1, 1, 1)    # children: (position, type)
         V, J = votes(M, W), W.shape[1]
-        xy = torch.as_tensor(module.class_capsule_inputs(config).centers, dtype=V.dtype).repeat_interleave(B, 0)
+        xy = torch.as_tensor(module.receptive_field_centers(config), dtype=V.dtype).repeat_interleave(B, 0)
         shift = F.pad(torch.stack([F.pad(xy[:, k, None], (3, 0)) for k in (0, 1)], 1), (0, 0, 0, 2)).flatten(1)
         V = V + (shift[:, None] if public else shift)                                   # to the last column's top two
         mu, x = route(V, a.reshape(N, 1, -1), *weights("class"), J / M.shape[2])

@@ -1,14 +1,17 @@
 """The nearest neighbors in bench/ that networks are compared with: by hand, and their commands."""
+import itertools
 import json
 import sys
 
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
+from lab.messages import InputError
 
 import affnist_nearest
 import multimnist_nearest
 import numpy as np
 import pytest
+import smallnorb_nearest
 
 
 def test_pairs_are_classified_by_their_nearest_by_hand(monkeypatch):
@@ -30,15 +33,29 @@ def test_ink_is_moved_to_the_middle_by_hand():
     assert middle[3, 0] == 100 and middle[3, 4] == 200 and middle.sum() == 300
 
 
+def test_the_nearest_training_image_by_loops():
+    """At equal distances the first class is predicted, and a class that was never shown never is"""
+    rng = np.random.default_rng(5)
+    known, labels = rng.integers(0, 3, (6, 1024)).astype(float), np.array([4, 1, 0, 2, 1, 4])
+    known[3] = known[0]
+    images = np.concatenate([known[:2], rng.integers(0, 3, (3, 1024)).astype(float)])
+    table = np.full((5, 5), np.inf)
+    for (n, image), (known_image, label) in itertools.product(enumerate(images), zip(known, labels)):
+        table[n, label] = min(table[n, label], ((image - known_image) ** 2).sum())
+    predicted = smallnorb_nearest.nearest(known, labels, images)
+    assert predicted.tolist() == table.argmin(1).tolist() and predicted[:2].tolist() == [2, 1]
+    assert np.all(np.isinf(table[:, 3])) and 3 not in predicted
+
+
 @pytest.fixture
 def found(monkeypatch, tmp_path):
     """found(program, flags) -> what the command measured and wrote, with few synthetic digits"""
     for module in mc, ac:
         monkeypatch.setattr(module, "N_SYNTHETIC", {"train": 400, "val": 10, "test": 60})
 
-    def run(program, flags):
+    def run(program, flags, digits="--digits synthetic"):
         path = tmp_path / "r.json"
-        monkeypatch.setattr(sys, "argv", f"x {flags} --digits synthetic --out-json {path}".split())
+        monkeypatch.setattr(sys, "argv", f"x {flags} {digits} --out-json {path}".split())
         program.main()
         return json.loads(path.read_text("utf-8"))
     return run
@@ -57,3 +74,15 @@ def test_both_commands(found, capsys):
         assert low <= one["nearest"][key] <= high
     with pytest.raises(ac.InputError, match="--n-per-class -1"):
         found(affnist_nearest, "--n-per-class -1")
+
+
+def test_the_command_for_viewpoints(found, capsys):
+    """Its metrics have the names of a network's; training and familiar images have the same viewpoints"""
+    one = found(smallnorb_nearest, "--data shapes --n-per-combo 1 --n-elev 1", digits="")
+    assert "nearest of 30 training images: familiar 1.0000, novel" in capsys.readouterr().out
+    assert one["familiar"] == 1 and one["drop"] == pytest.approx(1 - one["novel"]) and one["n_params"] == 0
+    assert (one["config"]["data"], one["config"]["train_azimuths"], one["source"]) == ("shapes", "0:150", "shapes")
+    assert sum(map(sum, one["novel_toy_hits"])) == round(60 * one["novel"])
+    assert [len(one["sweep"][key]) for key in ("angles", "accuracy")] == [12, 12]
+    with pytest.raises(InputError, match="unrecognized arguments: --lr"):
+        found(smallnorb_nearest, "--lr 1", digits="")

@@ -16,7 +16,9 @@ Messages: a line after an epoch begins with "epoch K/N", one within an epoch wit
 JSON:     experiment, config (settings by name), source (of the data), trained_on (source of the training's), n_params,
           the metrics, confusion (counts: a row per class, a column per predicted one; affNIST and smallNORB have one
           per test set), hit_bits, seconds_train, ms_per_step, versions, machine, history (columns by name, one value
-          per epoch); of --load, loaded (file, sha256, trained_seed) in place of the history.
+          per epoch); of --load, loaded (file, sha256, trained_seed) in place of the history. smallNORB has, of each
+          test set, familiar or novel, toy_n (numbers of images: a row per class, a column per test toy in ascending
+          order) and toy_hits (of those correctly classified), which its history has of every epoch, too.
 Weights:  a file .npz of arrays params/NAME, state/NAME and, if it can be resumed, adam_m/NAME and adam_v/NAME; and
           meta, a JSON text: experiment, step, config, history (with the data's source).
 Module:   EXPERIMENT, PRETRAINED, Config, SETTINGS, InputError, add_settings, given_settings, configs_of, check_same,

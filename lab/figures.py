@@ -400,8 +400,7 @@ def draw_training_curves(networks):
     return training_curves({label: network.history for label, network in zip(labels, networks)})
 
 
-TRAINING_CURVES = Drawing(draw_training_curves, "all", lambda config: config.model != "nearest",
-                          "the nearest training image is not trained")
+TRAINING_CURVES = Drawing(draw_training_curves, "all")
 
 
 # ---------------------------------------------------------------- animations

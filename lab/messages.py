@@ -91,6 +91,8 @@ class Parser(argparse.ArgumentParser):
                          formatter_class=argparse.RawDescriptionHelpFormatter)
 
     def error(self, message):
+        if message.endswith("azimuths: expected one argument"):
+            message += ". Join a range that begins with a minus by =, as in --train-azimuths=-40:40"
         raise InputError(f"{message}. See --help")
 
 

@@ -144,8 +144,8 @@ def compute(experiment, flags):
     float32 from those in float64. The hits of a step are its accuracy times its number of samples."""
     module, config = modules[experiment], tiny_config(experiment, flags)
     data = tiny_data(experiment, config)
-    steps, gradients, untrained = [], [], config.model == "nearest"
-    values = {} if untrained else {"drawn": summary({k: drawn(module, samples) for k, samples in enumerate(
+    steps, gradients = [], []
+    values = {"drawn": summary({k: drawn(module, samples) for k, samples in enumerate(
         module.epoch_samples(data, 1, config))})}
     batch_gradients = module.batch_gradients
 
@@ -165,8 +165,6 @@ def compute(experiment, flags):
                                                             for epoch in state["history"]["epochs"]])}
     with module.worker_threads(config) as workers:
         values["tests"] = summary(per_class(module.evaluate_test(module.weights_of(state), data, config, workers)))
-    if untrained:
-        return values, 0.0
     exact, = gradients
     single = first_gradients(module, data, config, np.float32)
     values["gradients"] = summary(exact)

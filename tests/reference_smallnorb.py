@@ -8,7 +8,7 @@ import numpy as np
 from references import conv_reference, routing_reference, squash_reference
 
 PARTS = ("train", "familiar", "novel")
-TRAINED = sn.TRAINED["model"]      # the networks that are trained
+TRAINED = tuple(sn.MODELS)
 sn.SIZES["tiny"] = sn.Size(3, 1, 2, 2, 2, 2)                              # a preset for tests, of no run
 PRESET = next(f for f in sn.SETTINGS if f.name == "preset")
 PRESET.metadata = PRESET.metadata | {"choices": (*PRESET.metadata["choices"], "tiny")}

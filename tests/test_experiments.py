@@ -36,7 +36,7 @@ OTHERS = {                         # other tasks and networks, which must train,
     MULTI: {"--model vector-dense --min-iou 0 --merge add --warp 0.3": ("test_exact_match", "test_recon_mse"),
             "--preset classic --conv1-channels 4 --lr-schedule constant": ("test_exact_match", "test_recon_mse")},
     NORB: {"--data toys --n-train-toys 1 --train-azimuths 300:300 --test-azimuths 80:80 --n-test 30 --model cnn":
-           ("familiar", "novel"), "--model nearest": ("familiar", "novel")},
+           ("familiar", "novel"), "--model cnn-gap": ("familiar", "novel")},
     AFF: {"--task mnist --model cnn-gap": ("test_accuracy",),
           "--preset small --model capsnet --conv1-channels 8 --train-shift full": ("affine_accuracy",)}}
 CHANGES = {                        # of an evaluation, without training again
@@ -287,8 +287,6 @@ class Alone:
             yield "several again", [*base, "--model", *SEVERAL, "--outdir", "both"]
         for flags in OTHERS[self.experiment]:
             words = [*based(flags), *shlex.split(flags), "--n-epochs", "1", *json_file]
-            if "nearest" in flags:
-                words = [word for k, word in enumerate(words) if "--n-epochs" not in words[max(0, k - 1):k + 1]]
             yield f"other {flags}", words
         for flags in BAD[self.experiment]:
             words = [str(self.digits / word) if word in BROKEN else word for word in shlex.split(flags)]

@@ -1,7 +1,8 @@
 """The networks: against literal ones, image by image; losses by hand; every gradient; receptive fields,
-sizes; the nearest training image, evaluation."""
+sizes; evaluation."""
 import dataclasses
 import itertools
+import json
 import math
 
 import smallnorb_novel_viewpoint as sn
@@ -90,7 +91,7 @@ def test_dropout_drops_hidden_units_in_training_only(model):
     assert with_dropout.pop("dropout_mask").any()
     assert_same(with_dropout, without)                                                  # the same images
     assert [sn.Config(model=model, preset=preset).dropout for preset in ("small", "paper")] == [0, 0.5]
-    assert sn.Config(model=model, preset="paper", width=8).dropout == 0
+    assert sn.Config(model=model, preset="paper", width=8).dropout == 0.5
 
 
 # ---------------------------------------------------------------- receptive fields
@@ -100,7 +101,7 @@ def test_coordinates_are_the_centers_of_measured_receptive_fields(rng, model, si
     """Rows, then columns, of some images are changed one by one: which poses below the class capsules change? With one
     iteration, in which positions do not compete. The backbone is the same under all heads."""
     config = tiny(model, routing_iters=1)
-    params, centers, changed = params64(config) | running64(config), sn.class_capsule_inputs(config).centers, 0
+    params, centers, changed = params64(config) | running64(config), sn.receptive_field_centers(config), 0
     for image in rng.random((3, 32, 32, 1)):
         images = np.repeat(image[None], 65, 0)
         for k in range(32):
@@ -118,7 +119,7 @@ def test_coordinates_are_the_centers_of_measured_receptive_fields(rng, model, si
             assert centers[py * side + px, 1 - axis] == pytest.approx((seen.mean() - 15.5) / 16)    # x is centers[:, 0]
     assert len(centers) == side ** 2
     for other in {"matrix-capsnet": (), "matrix-head": sn.VECTOR_MODELS}[model]:
-        assert np.array_equal(sn.class_capsule_inputs(tiny(other)).centers, centers)
+        assert np.array_equal(sn.receptive_field_centers(tiny(other)), centers)
 
 
 # ---------------------------------------------------------------- losses
@@ -234,6 +235,14 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
                    for other in (width - 1, width + 1))
 
 
+@pytest.mark.parametrize("model", sn.PAPER_CNNS)
+def test_the_papers_cnn_has_the_width_that_it_is_said_to_have(model):
+    """With the default width given as a number it is the same network; with another one it is the paper's, too"""
+    configs = [sn.Config(model=model, preset="paper", width=width) for width in (0, 32, 8)]
+    default, given, narrow = map(sn.param_shapes, configs)
+    assert default == given and default["fc1_w"] == (64 * 8 * 8, 1024) and narrow["fc1_w"] == (16 * 8 * 8, 1024)
+
+
 # ---------------------------------------------------------------- training and evaluation
 
 @pytest.mark.parametrize("model", ["cnn-gap", "matrix-capsnet", "capsnet"])
@@ -252,6 +261,36 @@ def test_evaluate_against_brute_force(model, monkeypatch):
     pairs = [(t, max(range(5), key=lambda j: row[j])) for row, t in zip(scores, labels)]
     assert found["confusion"] == [[pairs.count((t, j)) for j in range(5)] for t in range(5)]
     assert (found["accuracy"], found["loss"]) == pytest.approx((sum(right) / 7, loss), rel=1e-5)
+    by_class = [[sum(r for r, t in zip(right, labels) if t == j)] for j in range(5)]       # no instances: one toy each
+    assert (found["toy_n"], found["toy_hits"]) == ([[2], [3], [1], [1], [0]], by_class)
+
+
+def test_hits_are_counted_per_class_and_toy_by_hand():
+    """Columns are the instances in ascending order; a class may lack one of them"""
+    samples = {"labels": np.array([0, 0, 0, 4, 4]), "instances": np.array([5, 5, 2, 3, 3])}
+    counts = sn.count_per_toy(samples, np.array([True, True, True, True, False]))
+    assert counts == [[1, 0, 2], [0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 1, 0]]
+
+
+def test_hits_per_toy_are_kept_at_every_epoch_and_at_the_end():
+    """Of 25 test toys, in the order of their instances; over the toys they add up to the accuracies"""
+    config = tiny("cnn-gap", n_epochs=3)
+    data = few(config, n_test=60)
+    for name in ("familiar", "novel"):
+        data[name]["instances"] = np.resize([0, 1, 2, 3, 5], len(data[name]["labels"]))
+    state = sn.train(config, data)
+    with sn.worker_threads(config) as workers:
+        test = sn.evaluate_test(sn.weights_of(state), data, config, workers)
+    found = json.loads(sn.as_json(sn.result_of(config, state, data, test)))
+    for name in ("familiar", "novel"):
+        n, hits = found[f"{name}_toy_n"], found["history"][f"{name}_toy_hits"]
+        assert np.shape(n) == (5, 5) and np.shape(hits) == (3, 5, 5)
+        assert np.sum(hits, (1, 2)) / np.sum(n) == pytest.approx(found["history"][name])
+        assert found[f"{name}_toy_hits"] == hits[-1]
+        for k, instance in enumerate([0, 1, 2, 3, 5]):
+            of_toy = data[name]["instances"] == instance
+            right = np.bincount(data[name]["labels"][of_toy], test["correct"][name][of_toy], 5)
+            assert [row[k] for row in hits[-1]] == right.tolist()
 
 
 @pytest.mark.parametrize("split", ["azimuth", "elevation", "instance"])
@@ -263,29 +302,10 @@ def test_accuracy_at_each_angle_of_the_test_images_by_hand(split, monkeypatch):
             "novel": {angle: np.array([90.5]), other: np.zeros(1), "labels": np.array([4])}}
     said = {4: [True, True, False, True], 1: [False]}
     monkeypatch.setattr(sn, "evaluate", lambda params, samples, *_: {
-        "accuracy": len(samples["labels"]) / 4, "loss": 1.0, "confusion": [],
+        "accuracy": len(samples["labels"]) / 4, "loss": 1.0, "confusion": [], "toy_n": [], "toy_hits": [],
         "correct": np.array(said[len(samples["labels"])])})
     found = sn.evaluate_test({}, data, sn.Config(split=split), None)
     first = 2 if split == "instance" else 0
     assert found["sweep"]["angles"] == [10, 20, 90.5][first:] and found["sweep"]["accuracy"] == [0.5, 1.0, 0.0][first:]
     assert (found["familiar"], found["novel"], found["drop"]) == (1, 0.25, 0.75)
     assert found["correct"]["familiar"].tolist() == said[4]
-
-
-def test_nearest_by_loops(rng):
-    """Of a few images; at equal distances the first class is predicted, and a class that was never shown never is"""
-    known, labels = rng.integers(0, 3, (6, 32, 32, 1)).astype(float), np.array([4, 1, 0, 2, 1, 4])
-    known[3] = known[0]
-    images = np.concatenate([known[:2], rng.integers(0, 3, (3, 32, 32, 1)).astype(float)])
-    table = np.full((5, 5), math.inf)
-    for (n, image), (known_image, label) in itertools.product(enumerate(images), zip(known, labels)):
-        table[n, label] = min(table[n, label], ((image - known_image) ** 2).sum())
-    config, data = tiny("nearest"), {"train": {"images": known, "labels": labels}}
-    scores = sn.forward(sn.nearest_images(data), images, config)[0]["scores"]
-    np.testing.assert_allclose(scores, -table, rtol=1e-9)
-    assert scores.argmax(1)[:2].tolist() == [2, 1] and np.all(scores[:, 3] == -np.inf)
-    data = few(config)
-    state = sn.train(config, data)
-    with sn.worker_threads(config) as workers:
-        found = sn.result_of(config, state, data, sn.evaluate_test(sn.weights_of(state), data, config, workers))
-    assert found["n_params"] == 0 and found["ms_per_step"] == 0 and 0.2 < found["familiar"] <= 1

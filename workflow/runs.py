@@ -97,6 +97,8 @@ PAPER_SIZE = "matrix-capsnet-paper"
 LONG_RUNS = (("main", "paper-protocol-long", ""), ("control", "cnn-paper-protocol-long", CNN_GAP_HEAD),
              ("control", "paper-protocol-long-iters-1", "--routing-iters 1"))
 GAP = "--train-azimuths 0:60"      # for accuracy by distance to the nearest training azimuth
+GAP_SHAPES = f"{GAP} --test-azimuths 70:350 --n-test-views 29"
+SHAPES_MODELS = "matrix-capsnet", "cnn", "cnn-gap"
 WIDE_CNN = "--preset small --model cnn --conv1-channels 64"            # convolutions as wide as the capsule network's
 MATCHED = "--stop-at 0.98 --lr-schedule constant --n-train 6000 --n-epochs 40"        # all four reach it
 
@@ -149,8 +151,6 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((NORB, "ablations", name, flags, range(5), 2) for name, flags in ABLATIONS.items()),
     *((NORB, "standard", setting, f"{MATRIX} {flags} --split instance --n-epochs 2", range(3), 2)
       for setting, flags in STANDARD.items()),
-    *((NORB, table, "nearest", f"--model nearest --split {split}", range(1), 0.2)
-      for table, split in (("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"), ("standard", "instance"))),
     *((AFF, "any-position-matched", name, f"{PAPERS[name]} --train-shift full {MATCHED_ANYWHERE}", range(5), 12)
       for name in ("capsnet", "cnn")),
     *((MULTI, "half-digit-long", f"iters-{n}", f"--preset half-digit --routing-iters {n} --n-epochs 12 --n-train 30000",
@@ -168,10 +168,9 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
      range(3), 300),
     *((MULTI, table, name, f"{RESIDUAL} {flags} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000", range(3),
        180) for table, name, flags in LONG_RUNS),
-    *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3)
-      for model in ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
-    *((NORB, "gap-shapes", model, f"--data shapes --model {model} {GAP} --test-azimuths 70:350 --n-test-views 29",
-       range(10), 0.3) for model in ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
+    *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3) for model in SHAPES_MODELS),
+    *((NORB, "gap-shapes", model, f"--data shapes --model {model} {GAP_SHAPES}", range(10), 0.3)
+      for model in SHAPES_MODELS),
     *((NORB, "pretrained", name, f"{PAPER[name][0]} --split azimuth", range(1), 1) for name in ("cnn", "cnn-bn")),
     *((NORB, "gap-toys", name, f"{flags} {GAP} --test-azimuths 80:340", range(5), minutes)
       for name, (flags, minutes) in (PAPER | {"cnn-gap": ("--model cnn-gap", 2)}).items()),
@@ -194,6 +193,7 @@ LONG_RUN = "weights/long/multimnist_paper_protocol.npz"
 PROBE = f"python3 probe_{AFF}.py"
 BACKGROUND = f"python3 visualize_{NORB}.py --only background_activity"
 AFF_NEAREST = "python3 bench/affnist_nearest.py"
+NORB_NEAREST = "python3 bench/smallnorb_nearest.py"
 
 
 def all_flags(experiment, flags):
@@ -241,6 +241,10 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
       for name in ("capsnet-shared", "capsnet", "vector-gap", "cnn-gap") for seed in range(5)),
     *(measured(AFF, "probes", f"pretrained-{name}", 0, f"{PROBE} --load weights/affnist_{name}.npz --digits mnist "
              "--threads 1 --quiet", 3) for name in ("capsnet-shared", "cnn-gap")),
+    *(measured(NORB, table, "nearest", 0, f"{NORB_NEAREST} --split {split}", 0.5) for table, split in (
+        ("wide-azimuth", "azimuth"), ("wide-elevation", "elevation"), ("standard", "instance"))),
+    *(measured(NORB, table, "nearest", seed, f"{NORB_NEAREST} {flags} --seed {seed}", 0.1) for table, flags in (
+        ("shapes", "--data shapes"), ("gap-shapes", f"--data shapes {GAP_SHAPES}")) for seed in range(10)),
     *(measured(NORB, "background-activity", "matrix-capsnet", seed, f"{BACKGROUND} --load {{run}} --threads 1", 1,
              f"{NORB}/paper-azimuth/matrix-capsnet-{seed}") for seed in range(5)),
     *uniform(NORB, "em-iterations", "matrix-capsnet", range(5)),
@@ -252,6 +256,8 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     measured(NORB, "background-activity", "pretrained", 0, f"{BACKGROUND} --load weights/smallnorb_matrix-capsnet.npz "
            "--threads 1", 1)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
+    "smallnorb_nearest.py --data shapes": "--n-per-combo 1",
+    "smallnorb_nearest.py": "--n-train-toys 1 --n-test 60",
     "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "statistics.py": "--n-pairs 64 --n-val 64 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
@@ -392,7 +398,6 @@ def shell_command(result, folder, toy=False, after=""):
     words = shlex.split(result.flags)
     if toy:
         small = TOY_SHAPES if "--data shapes" in result.flags else TOY.get(result.experiment, {"--n-epochs": 1})
-        small = {flag: n for flag, n in small.items() if (flag, "nearest" in words) != ("--n-epochs", True)}
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
     words += ["--seed", result.seed, "--threads", 1, "--quiet", "--outdir", folder]
