@@ -100,6 +100,14 @@ HISTORY = {
             (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 22,
             "P 3d6c9f9 (0-9) < R 92e5729. Planned after cnn-head-gap's ten had been seen",
             "22 (3d6c9f9 message and caption; 92e5729)"),
+        "control/cnn-tuned": History(
+            tuple(range(10)), 22,
+            "P ee167b6, 17b8afa (0-9, results/plans.md), before its configurations were tried",
+            "22 (results/plans.md)"),
+        "control/iters-1-no-recon": History(
+            tuple(range(10)), 0,
+            "P 17b8afa (0-9, results/plans.md)",
+            "0 (main/deep's)"),
         "control/cnn-vectors": History(
             (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), 0,
             "as vectors: P 04b0a38 (0-9) < R a140a83",
