@@ -161,7 +161,7 @@ class Config:
                            low=1, high=10_000_000)
     n_per_class: int = setting(0, "different training digits per class; 0: all", low=0, high=10_000)
     n_val: int = setting(5000, "validation digits, of held-out training images", low=1, high=5000)
-    n_test: int = setting(0, "test digits: first N, of other data random N; 0: all",
+    n_test: int = setting(0, "test digits: the first N of MNIST, of other data N at random; 0: all",
                           low=0, high=10_000, test=True, runtime=True)
     eval_split: str = setting("test", "test, or val: held-out training images",
                               choices=("test", "val"), test=True, runtime=True)
@@ -169,15 +169,15 @@ class Config:
                                "full: any position with all ink on the canvas; of task mnist 2",
                                choices=(*map(str, range(11)), "full"))
     model: str = setting("capsnet-shared", "network", choices=CAPSULES + CNNS)
-    preset: str = setting("deep", "of capsnet, deep: the backbone; paper: the paper's convolutions;"
-                          " small: the same, narrow; of CNNs the defaults that go with these",
+    preset: str = setting("deep", "capsnet: the modern backbone (deep), the paper's convolutions "
+                          "(paper), or these narrow (small); CNNs: the defaults of that capsnet",
                           choices=tuple(PRESETS), only={"model": WITH_PRESETS})
-    conv1_channels: int = setting(None, "channels of Conv1; of CNNs 16, of paper's cnn 256",
+    conv1_channels: int = setting(None, "channels of Conv1; CNNs 16, cnn of preset paper 256",
                                   low=1, high=1024)
     norm: str = setting(None, "normalization of convolutions, over 16 samples",
                         choices=("batch", "none"))
-    padding: int = setting(None, "px of background around the canvas; deep without votes 8, mnist "
-                           "0", low=0, high=20)
+    padding: int = setting(None, "px of background around the canvas; 8 for models without votes "
+                           "on deep, 0 for task mnist", low=0, high=20)
     squash: str = setting("all", "last: of class capsules; relu: ReLU of primary capsules, no "
                           "squash", choices=("all", "last", "none", "relu"), only=ONLY_CAPSULES)
     routing_iters: int = setting(None, "1: no routing; of capsnet 3", low=1, high=50, test=True,
@@ -203,9 +203,10 @@ class Config:
     threads: int = setting(0, "0: one per core; results do not depend on it",
                            low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
-    n_classes: int = 10            # no flags, from here on: of the data, 2 to 62
+    # The rest have no flags
+    n_classes: int = 10            # of the data, 2 to 62
     dropout: float = None          # before the last layer of cnn and cnn-dense
-    width: int = 0                 # of a CNN; 0: matched_width
+    width: int = 0                 # of a CNN; 0: as many parameters as the capsnet (matched_width)
 
     def __post_init__(self):
         check_types(self)
@@ -221,6 +222,8 @@ SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
 def defaults_of(config):
     """Return {name: default} of all settings, given those that others depend on. PRESETS has the
     defaults of capsule networks; other models have some of their own"""
+    # Models without presets have the deep backbone. A preset that does not exist counts as deep,
+    # too: check_setting refuses it afterwards
     is_deep = config.model not in WITH_PRESETS or config.preset not in ("small", "paper")
     defaults = {f.name: f.default for f in dataclasses.fields(Config)}
     defaults |= PRESETS["deep" if is_deep else config.preset]
@@ -316,13 +319,15 @@ def with_uniform_coupling(config):
 
 def configs_of(given):
     """Return the Config of each given model, from {setting: value}, in which model is a list. A
-    setting that only others of these models have is left out"""
-    models = dict.fromkeys(given.get("model", [Config.model]))
+    setting that only others of these models have is left out: with --model capsnet cnn, as
+    compare.py gives it, --routing-iters is a setting of capsnet alone"""
+    models = dict.fromkeys(given.get("model", [Config.model]))           # without repetitions
     configs = []
     for model in models:
         own = {f.name: given[f.name] for f in SETTINGS
                if f.name in given and not is_of_another(f, model, models)}
-        configs.append(Config(**own | {"model": model}))
+        own["model"] = model
+        configs.append(Config(**own))
     return configs
 
 
@@ -343,8 +348,8 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     they keep they must copy. Progress has such hooks. dtype: float64 is for tests.
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
-    normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
-    diverges."""
+    normalizations), adam_m and adam_v (moments; adam_m is also Muon's momentum), step and history.
+    Raise InputError when training diverges."""
     config = fit_to_data(config, data)
     if state is None:
         state = initial_state(config, dtype)
@@ -655,14 +660,15 @@ def transform_digits(images, matrices, rng, side):
     (n, side, side) uint8, and centers, (n, 2): where the center (13.5, 13.5) of each image lies on
     its canvas, (row, column) in px. Ink that does not fit on the canvas (MNIST's does) is centered
     and cut off."""
+    # Positions of pixels, and of ink, are relative to the center of the image
     pixels = np.mgrid[:BOX, :BOX] - (BOX - 1) / 2                                      # (2, 28, 28)
     mapped = np.einsum("nij,jyx->niyx", matrices, pixels)                           # (n, 2, 28, 28)
     is_ink = images[:, None] > 0
     margin = np.abs(matrices).sum(2)         # at this distance from its pixel interpolated ink is 0
     low = mapped.min((2, 3), where=is_ink, initial=0) - margin + 1                      # (n, 2)
     high = mapped.max((2, 3), where=is_ink, initial=0) + margin - 1
-    room = side - 1 - (high - low)
-    if rng is None:
+    room = side - 1 - (high - low)       # the center lies between -low and -low + room
+    if rng is None:                      # the fraction of the room that puts it at the middle
         fraction = ((side - 1) / 2 + low) / np.maximum(room, 1e-9)
     else:
         fraction = rng.uniform(0, 1, (len(images), 2))
@@ -724,7 +730,7 @@ def stream_digits(data, config, kind, factors=None):
         images, labels = images[chosen], labels[chosen]
     for k, start in enumerate(range(0, n, CHUNK)):
         rows = slice(start, min(start + CHUNK, n))
-        rng = rng_for(config.seed, EVALUATION, KINDS.index(kind), 0, k)
+        rng = rng_for(config.seed, EVALUATION, KINDS.index(kind), 0, k)      # 0: a fixed key
         canvases = draw_digits_of_kind(images[rows], kind, config, rng, factors)
         yield {"images": canvases, "labels": labels[rows].astype(np.int64)}
 
@@ -1192,7 +1198,7 @@ def parameters_of_width(config, width):
     channels = 1
     for conv in convs:
         shape = (conv.K, conv.K, channels, conv.F)
-        if conv.name == "conv1":                               # as im2col_rows makes it
+        if conv.name == "conv1":       # im2col_rows has unrolled the rows of a window to channels
             shape = (1, conv.K, conv.K, conv.F)
         table[conv.name + "_w"] = normal(shape, 1 if conv.name == "primary" else 2)
         if config.norm == "batch":
@@ -1248,7 +1254,7 @@ def matched_width(config):
         return n_weights(parameters_of_width(config, width))
 
     target = n_weights(parameters_of_width(capsnet, 0))
-    # The least width that has as many parameters or more
+    # The least width that has as many parameters or more: sizes rise with the width
     above = 1 + bisect_left(range(1, 65536), target, key=size)
     if above == 1:
         raise InputError("--conv1-channels: this CNN is larger than the capsule network. Lower it")
@@ -1369,7 +1375,7 @@ def convolutions_forward(params, images, config, statistics):
         if conv.pool:
             x, pool_cache = max_pool_forward(x)
         if conv.name != "primary":
-            np.maximum(x, 0, out=x)       # also in pool_cache, which holds x: see max_pool_backward
+            np.maximum(x, 0, out=x)    # x of pool_cache changes, too: max_pool_backward allows it
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
     return x.swapaxes(0, 1), caches                                             # (N, side, side, C)
 
@@ -1405,13 +1411,13 @@ def convolutions_backward(dx, caches, grads, need_dx=False):
 
 
 def recompute_statistics(state, data, config, n):
-    """Return the statistics of all normalizations over n training samples (precise batch
+    """Return the statistics of all normalizations over up to n training samples (precise batch
     normalization), {name: array}: layer by layer, so that each layer sees what those before it
     compute in evaluation.
 
     In some long runs the running statistics, gathered while earlier layers used those of 16
     samples, do not fit."""
-    chunk = next(iter(epoch_samples(data, config.n_epochs, config)))
+    chunk = next(iter(epoch_samples(data, config.n_epochs, config)))     # training has not seen it
     rows = np.arange(len(chunk["labels"]))[:n]
     statistics = {}
     convolutions_forward(weights_of(state), to_batch(chunk, rows)["images"], config, statistics)
@@ -1934,6 +1940,11 @@ def write_file(path, content):
             aside.unlink()
 
 
+def check_writable(path):
+    """Raise InputError if a file could not be written"""
+    write_file(path, None)
+
+
 MNIST = {                          # file name: SHA-256 of the decompressed bytes
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -2302,8 +2313,8 @@ def draw_digits(points, basis, factors, rng):
 
 # -------------------------------------------------------------- save and load
 
-# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their names in a
-# state:
+# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their keys in a
+# state; "state" is an older name of the running statistics:
 GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": "adam_v"}
 META = {"experiment", "step", "config", "history"}             # keys of meta
 # What zipfile, zlib and NumPy raise when they read a file that is damaged, or no .npz file at all
@@ -2357,7 +2368,7 @@ def load(path):
         group, slash, param = name.partition("/")
         if slash and group not in GROUPS:
             raise not_ours
-        if slash:                                      # files of earlier versions have others, too
+        if slash:                                      # earlier versions wrote names without one
             state[GROUPS[group]][param] = array
     config = config_of_file(path, meta["config"])
     if not fits(state["params"], config):
@@ -2438,7 +2449,7 @@ def digest_of_data(data):
 # -------------------------------------------------------------- what is printed
 
 def say(text, config, end="\n"):
-    """Print a line; what cannot be printed, as the reader has ended, does not end a training"""
+    """Print a line. A closed pipe or terminal does not end a training"""
     if not config.quiet:
         with contextlib.suppress(OSError, ValueError):
             print(text, end=end, flush=True)
@@ -2546,7 +2557,7 @@ def run_folder(outdir, name):
         made = make_folder(folder)
     try:
         if not (folder / "metrics.json").exists():
-            write_file(folder / "weights.npz", None)   # complain now, not after the first epoch
+            check_writable(folder / "weights.npz")     # complain now, not after the first epoch
         yield folder
     finally:
         remove_empty(made)
@@ -2643,17 +2654,17 @@ def check_same_run(folder, theirs, state, config, data, init):
         if "recomputed" in history:
             raise InputError(f"{folder}: its statistics were recomputed after its last epoch. "
                              f"{another}")
-        settings = settings | {"n_epochs": theirs.n_epochs}             # it goes on
+        settings = settings | {"n_epochs": theirs.n_epochs}    # more epochs: compare the rest
     check_same(folder, theirs, settings, ("runtime",))
     n = history.get("recomputed", config.recompute_statistics)
-    if n != config.recompute_statistics:
+    if n != config.recompute_statistics:               # once recomputed, a run keeps its number
         raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
                          "Give that, or name another folder")
-    if history.get("init", digest_of(init)) != digest_of(init):
+    if "init" in history and history["init"] != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
     of_data = {"source": data["source"], "names": data.get("names"), "data": digest_of_data(data)}
-    if any(history.get(key, value) != value for key, value in of_data.items()):
+    if any(key in history and history[key] != value for key, value in of_data.items()):
         raise InputError(f"{folder}: was trained on {data_name(history['source'])}, on other "
                          "images or classes than are given now. Give the same data, or another "
                          "--outdir")
@@ -2669,7 +2680,7 @@ def check_same(path, theirs, given, may_differ):
     for f in SETTINGS:
         is_free = any(word in f.metadata for word in may_differ)
         own = getattr(theirs, f.name)
-        if not is_free and given.get(f.name, own) != own:
+        if not is_free and f.name in given and given[f.name] != own:
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. "
                              "Give that, or name another file or folder")
 
@@ -2695,7 +2706,7 @@ def finished_result(folder, config):
         result = json.loads(path.read_text("utf-8"))
         theirs = result["config"]
         goes_on = theirs["n_epochs"] < config.n_epochs
-        data_name(result["source"], result["trained_on"])      # as print_table will call it
+        data_name(result["source"], result["trained_on"])      # TypeError if they are damaged
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: damaged. "
                          "Delete it, and the same command tests the run again") from None
@@ -2703,7 +2714,7 @@ def finished_result(folder, config):
         return None
     for f in SETTINGS:
         value = getattr(config, f.name)
-        if "test" in f.metadata and theirs.get(f.name, value) != value:
+        if "test" in f.metadata and f.name in theirs and theirs[f.name] != value:
             again = command_line("--load", folder, flag_of(f.name), value)
             raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
                              f"{theirs[f.name]}. Test it again: {again}")
@@ -2715,12 +2726,6 @@ def finished_result(folder, config):
         again = command_line("--load", folder, "--affnist-dir", config.affnist_dir)
         raise InputError(f"--affnist-dir {config.affnist_dir}: {folder} is finished, without it. "
                          f"Test it again: {again}")
-    for f in SETTINGS:
-        value = getattr(config, f.name)
-        if "test" in f.metadata and theirs.get(f.name, value) != value:
-            again = command_line("--load", folder, flag_of(f.name), value)
-            raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
-                             f"{theirs[f.name]}. Test it again: {again}")
     return result
 
 
@@ -2741,7 +2746,7 @@ class RunFile:
         return self.path.stat().st_mtime_ns
 
     def save(self, config, state):
-        """Replace the file"""
+        """Replace the file, unless another run has written it since"""
         if self.time() != self.written:
             raise InputError(f"{self.folder}: another run saves here, too. Name another --outdir")
         save(self.path, config, state)
@@ -2753,8 +2758,9 @@ def run(config, data, state, folder):
     metrics.json. Return result_of it"""
     for path in half_written(folder):
         path.unlink()
-    if (folder / "metrics.json").exists():             # of fewer epochs: it does not mark this run
-        n = len(state["history"]["epochs"])            # as finished
+    if (folder / "metrics.json").exists():
+        # It is of fewer epochs, and must not mark this run as finished: keep it by another name
+        n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
     file = RunFile(folder)
@@ -2770,9 +2776,9 @@ def run(config, data, state, folder):
     with worker_threads(config) as workers:
         if config.recompute_statistics:
             replace_statistics(state, data, config)
-        elif state["running"] and state["step"] >= 10_000:
+        elif state["running"] and state["step"] >= LONG_RUN:
             check_statistics(state, data, config, workers)
-        file.save(config, state)                       # before the test, which may fail
+        file.save(config, state)       # recomputed statistics too, and before the test may fail
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
     write_file(folder / "metrics.json", as_json(result))
@@ -2786,22 +2792,25 @@ def replace_statistics(state, data, config):
     state["history"]["recomputed"] = n
 
 
-WATCHED = "val_accuracy"           # what check_statistics compares
+# After that many steps running statistics may not fit (see recompute_statistics): then the
+# validation accuracy with statistics recomputed on N_RECOMPUTED samples is compared
+LONG_RUN, N_RECOMPUTED = 10_000, 800
+WATCHED = "val_accuracy"
 
 
 def check_statistics(state, data, config, workers):
     """Say so if the accuracy after the last epoch is a point higher with recomputed statistics"""
-    weights = weights_of(state) | recompute_statistics(state, data, config, 800)
+    weights = weights_of(state) | recompute_statistics(state, data, config, N_RECOMPUTED)
     metrics = validate(weights, data, config, workers)
     gain = metrics[WATCHED] - state["history"]["epochs"][-1][WATCHED]
     if gain > 0.01:
         say(f"Running statistics do not fit: {100 * gain:.1f} points more with "
-            "--recompute-statistics 800", config)
+            f"--recompute-statistics {N_RECOMPUTED}", config)
 
 
 def result_of(config, state, data, test):
-    """Return what metrics.json holds, a dict: the settings, the metrics of evaluate_test, what the
-    bits depend on, and the history, {column: values}"""
+    """Return what metrics.json holds, a dict: the settings, the metrics of evaluate_test, versions
+    and machine, and the history, {column: values}"""
     epochs = state["history"]["epochs"]
     columns = epochs[0] if epochs else ()
     seconds = sum(epoch["seconds"] for epoch in epochs)
@@ -2873,7 +2882,8 @@ def train_and_test(args):
         try:
             result = train_in(folder, config, args.init)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(what_is_saved(folder, config, args.outdir)) from None
+            said = what_is_saved(folder, config, args.outdir)
+            raise KeyboardInterrupt(said) from None                         # run_cli prints it
         print_table({config.model: result}, config)
         say(f"saved: {folder} (weights.npz, metrics.json)", config)
         say(f"test it again: {test_command(folder, config)}", config)
@@ -2946,7 +2956,7 @@ def tested_config(args, trained):
     """Return the Config of a trained network with the settings that are given for its test"""
     given = given_settings(args)
     if "model" in given:
-        given["model"] = " ".join(given["model"])
+        given["model"] = " ".join(given["model"])      # no file has two: check_same says so
     check_same(args.load, trained, given, ("runtime", "test"))
     return dataclasses.replace(trained, **given)
 
@@ -2965,7 +2975,7 @@ def main():
             result = train_or_test(args)
         print(as_json(result).decode())
     else:
-        write_file(args.out_json, None)                # complain now, not after the training
+        check_writable(args.out_json)                  # complain now, not after the training
         result = train_or_test(args)
         write_file(args.out_json, as_json(result))
 

@@ -86,6 +86,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 EXPERIMENT = "multimnist_capsnet"
+# a tuple, since other experiments have several
 PRETRAINED = (Path(__file__).resolve().with_name("weights") / "multimnist_capsnet.npz",)
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side
@@ -194,7 +195,8 @@ SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
 
 
 def defaults_of(config):
-    """Return {name: default} of all settings, given those that others depend on"""
+    """Return {name: default} of all settings of a Config; some depend on its preset or on another
+    setting. A preset that does not exist is refused by check_setting"""
     defaults = {f.name: f.default for f in dataclasses.fields(Config)}
     defaults |= PRESETS.get(config.preset, MODERN)
     norm = config.norm if config.norm is not None else defaults["norm"]
@@ -276,13 +278,15 @@ def with_uniform_coupling(config):
 
 def configs_of(given):
     """Return the Config of each given model, from {setting: value}, in which model is a list. A
-    setting that only others of these models have is left out"""
-    models = dict.fromkeys(given.get("model", [Config.model]))
+    setting that only others of these models have is left out: with --model capsnet cnn, as
+    compare.py gives it, --routing-iters is a setting of capsnet alone"""
+    models = dict.fromkeys(given.get("model", [Config.model]))           # without repetitions
     configs = []
     for model in models:
         own = {f.name: given[f.name] for f in SETTINGS
                if f.name in given and not is_of_another(f, model, models)}
-        configs.append(Config(**own | {"model": model}))
+        own["model"] = model
+        configs.append(Config(**own))
     return configs
 
 
@@ -303,8 +307,8 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     they keep they must copy. Progress has such hooks. dtype: float64 is for tests.
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
-    normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
-    diverges."""
+    normalizations), adam_m and adam_v (moments; adam_m is also Muon's momentum), step and history.
+    Raise InputError when training diverges."""
     config = fit_to_data(config, data)
     if state is None:
         state = initial_state(config, dtype)
@@ -1047,7 +1051,7 @@ def backbone_parameters(config):
     side, channels = CANVAS, 1
     for conv in convolutions(config):
         shape = (conv.K, conv.K, channels, conv.F)
-        if conv.name == "conv1":                               # as im2col_rows makes it
+        if conv.name == "conv1":       # im2col_rows has unrolled the rows of a window to channels
             shape = (1, conv.K, conv.K, conv.F)
         table[conv.name + "_w"] = normal(shape, 1 if conv.name == "primary" else 2)
         if config.norm == "batch":
@@ -1198,7 +1202,7 @@ def convolutions_forward(params, images, config, statistics):
         if conv.skip == "end":
             x = x + kept
         if conv.name != "primary":
-            np.maximum(x, 0, out=x)       # also in pool_cache, which holds x: see max_pool_backward
+            np.maximum(x, 0, out=x)    # x of pool_cache changes, too: max_pool_backward allows it
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
     return x.swapaxes(0, 1), caches                                             # (N, side, side, C)
 
@@ -1240,13 +1244,13 @@ def convolutions_backward(dx, caches, grads):
 
 
 def recompute_statistics(state, data, config, n):
-    """Return the statistics of all normalizations over n training samples (precise batch
+    """Return the statistics of all normalizations over up to n training samples (precise batch
     normalization), {name: array}: layer by layer, so that each layer sees what those before it
     compute in evaluation.
 
     In some long runs the running statistics, gathered while earlier layers used those of 16
     samples, do not fit."""
-    chunk = next(iter(epoch_samples(data, config.n_epochs, config)))
+    chunk = next(iter(epoch_samples(data, config.n_epochs, config)))     # training has not seen it
     rows = np.arange(len(chunk["labels"]))[:n]
     statistics = {}
     convolutions_forward(weights_of(state), to_batch(chunk, rows)["images"], config, statistics)
@@ -1693,6 +1697,11 @@ def write_file(path, content):
             aside.unlink()
 
 
+def check_writable(path):
+    """Raise InputError if a file could not be written"""
+    write_file(path, None)
+
+
 MNIST = {                          # file name: SHA-256 of the decompressed bytes
     "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
@@ -2059,8 +2068,8 @@ def draw_digits(points, basis, factors, rng):
 
 # -------------------------------------------------------------- save and load
 
-# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their names in a
-# state:
+# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their keys in a
+# state; "state" is an older name of the running statistics:
 GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": "adam_v"}
 META = {"experiment", "step", "config", "history"}             # keys of meta
 # What zipfile, zlib and NumPy raise when they read a file that is damaged, or no .npz file at all
@@ -2114,7 +2123,7 @@ def load(path):
         group, slash, param = name.partition("/")
         if slash and group not in GROUPS:
             raise not_ours
-        if slash:                                      # files of earlier versions have others, too
+        if slash:                                      # earlier versions wrote names without one
             state[GROUPS[group]][param] = array
     config = config_of_file(path, meta["config"])
     if not fits(state["params"], config):
@@ -2195,7 +2204,7 @@ def digest_of_data(data):
 # -------------------------------------------------------------- what is printed
 
 def say(text, config, end="\n"):
-    """Print a line; what cannot be printed, as the reader has ended, does not end a training"""
+    """Print a line. A closed pipe or terminal does not end a training"""
     if not config.quiet:
         with contextlib.suppress(OSError, ValueError):
             print(text, end=end, flush=True)
@@ -2305,7 +2314,7 @@ def run_folder(outdir, name):
         made = make_folder(folder)
     try:
         if not (folder / "metrics.json").exists():
-            write_file(folder / "weights.npz", None)   # complain now, not after the first epoch
+            check_writable(folder / "weights.npz")     # complain now, not after the first epoch
         yield folder
     finally:
         remove_empty(made)
@@ -2402,17 +2411,17 @@ def check_same_run(folder, theirs, state, config, data, init):
         if "recomputed" in history:
             raise InputError(f"{folder}: its statistics were recomputed after its last epoch. "
                              f"{another}")
-        settings = settings | {"n_epochs": theirs.n_epochs}             # it goes on
+        settings = settings | {"n_epochs": theirs.n_epochs}    # more epochs: compare the rest
     check_same(folder, theirs, settings, ("runtime",))
     n = history.get("recomputed", config.recompute_statistics)
-    if n != config.recompute_statistics:
+    if n != config.recompute_statistics:               # once recomputed, a run keeps its number
         raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
                          "Give that, or name another folder")
-    if history.get("init", digest_of(init)) != digest_of(init):
+    if "init" in history and history["init"] != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
     of_data = {"source": data["source"], "names": data.get("names"), "data": digest_of_data(data)}
-    if any(history.get(key, value) != value for key, value in of_data.items()):
+    if any(key in history and history[key] != value for key, value in of_data.items()):
         raise InputError(f"{folder}: was trained on {data_name(history['source'])}, on other "
                          "images or classes than are given now. Give the same data, or another "
                          "--outdir")
@@ -2428,7 +2437,7 @@ def check_same(path, theirs, given, may_differ):
     for f in SETTINGS:
         is_free = any(word in f.metadata for word in may_differ)
         own = getattr(theirs, f.name)
-        if not is_free and given.get(f.name, own) != own:
+        if not is_free and f.name in given and given[f.name] != own:
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. "
                              "Give that, or name another file or folder")
 
@@ -2454,7 +2463,7 @@ def finished_result(folder, config):
         result = json.loads(path.read_text("utf-8"))
         theirs = result["config"]
         goes_on = theirs["n_epochs"] < config.n_epochs
-        data_name(result["source"], result["trained_on"])      # as print_table will call it
+        data_name(result["source"], result["trained_on"])      # TypeError if they are damaged
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: damaged. "
                          "Delete it, and the same command tests the run again") from None
@@ -2462,7 +2471,7 @@ def finished_result(folder, config):
         return None
     for f in SETTINGS:
         value = getattr(config, f.name)
-        if "test" in f.metadata and theirs.get(f.name, value) != value:
+        if "test" in f.metadata and f.name in theirs and theirs[f.name] != value:
             again = command_line("--load", folder, flag_of(f.name), value)
             raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
                              f"{theirs[f.name]}. Test it again: {again}")
@@ -2486,7 +2495,7 @@ class RunFile:
         return self.path.stat().st_mtime_ns
 
     def save(self, config, state):
-        """Replace the file"""
+        """Replace the file, unless another run has written it since"""
         if self.time() != self.written:
             raise InputError(f"{self.folder}: another run saves here, too. Name another --outdir")
         save(self.path, config, state)
@@ -2498,8 +2507,9 @@ def run(config, data, state, folder):
     metrics.json. Return result_of it"""
     for path in half_written(folder):
         path.unlink()
-    if (folder / "metrics.json").exists():             # of fewer epochs: it does not mark this run
-        n = len(state["history"]["epochs"])            # as finished
+    if (folder / "metrics.json").exists():
+        # It is of fewer epochs, and must not mark this run as finished: keep it by another name
+        n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
     file = RunFile(folder)
@@ -2515,9 +2525,9 @@ def run(config, data, state, folder):
     with worker_threads(config) as workers:
         if config.recompute_statistics:
             replace_statistics(state, data, config)
-        elif state["running"] and state["step"] >= 10_000:
+        elif state["running"] and state["step"] >= LONG_RUN:
             check_statistics(state, data, config, workers)
-        file.save(config, state)                       # before the test, which may fail
+        file.save(config, state)       # recomputed statistics too, and before the test may fail
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
     write_file(folder / "metrics.json", as_json(result))
@@ -2531,22 +2541,25 @@ def replace_statistics(state, data, config):
     state["history"]["recomputed"] = n
 
 
-WATCHED = "val_exact_match"        # what check_statistics compares
+# After that many steps running statistics may not fit (see recompute_statistics): then the
+# validation accuracy with statistics recomputed on N_RECOMPUTED samples is compared
+LONG_RUN, N_RECOMPUTED = 10_000, 800
+WATCHED = "val_exact_match"
 
 
 def check_statistics(state, data, config, workers):
     """Say so if the accuracy after the last epoch is a point higher with recomputed statistics"""
-    weights = weights_of(state) | recompute_statistics(state, data, config, 800)
+    weights = weights_of(state) | recompute_statistics(state, data, config, N_RECOMPUTED)
     metrics = validate(weights, data, config, workers)
     gain = metrics[WATCHED] - state["history"]["epochs"][-1][WATCHED]
     if gain > 0.01:
         say(f"Running statistics do not fit: {100 * gain:.1f} points more with "
-            "--recompute-statistics 800", config)
+            f"--recompute-statistics {N_RECOMPUTED}", config)
 
 
 def result_of(config, state, data, test):
-    """Return what metrics.json holds, a dict: the settings, the metrics of evaluate_test, what the
-    bits depend on, and the history, {column: values}"""
+    """Return what metrics.json holds, a dict: the settings, the metrics of evaluate_test, versions
+    and machine, and the history, {column: values}"""
     epochs = state["history"]["epochs"]
     columns = epochs[0] if epochs else ()
     seconds = sum(epoch["seconds"] for epoch in epochs)
@@ -2620,7 +2633,8 @@ def train_and_test(args):
         try:
             result = train_in(folder, config, args.init)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(what_is_saved(folder, config, args.outdir)) from None
+            said = what_is_saved(folder, config, args.outdir)
+            raise KeyboardInterrupt(said) from None                         # run_cli prints it
         print_table({config.model: result}, config)
         say(f"saved: {folder} (weights.npz, metrics.json)", config)
         say(f"test it again: {test_command(folder, config)}", config)
@@ -2691,7 +2705,7 @@ def tested_config(args, trained):
     """Return the Config of a trained network with the settings that are given for its test"""
     given = given_settings(args)
     if "model" in given:
-        given["model"] = " ".join(given["model"])
+        given["model"] = " ".join(given["model"])      # no file has two: check_same says so
     check_same(args.load, trained, given, ("runtime", "test"))
     return dataclasses.replace(trained, **given)
 
@@ -2710,7 +2724,7 @@ def main():
             result = train_or_test(args)
         print(as_json(result).decode())
     else:
-        write_file(args.out_json, None)                # complain now, not after the training
+        check_writable(args.out_json)                  # complain now, not after the training
         result = train_or_test(args)
         write_file(args.out_json, as_json(result))
 

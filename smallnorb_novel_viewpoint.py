@@ -36,8 +36,8 @@ Models (`--model`, one or several, which are trained in turn):
     ClassCaps    the same over all 4 x 4 x 4 children, with W shared    (N, 5, 4x4 + 1)
                  across positions and coordinate addition
 
-It has 12,770 parameters; cnn and cnn-bn have 19,124 and 19,151, as many as matrix-capsnet of their
-size (`--preset small`). `--preset paper` has the paper's small network, of 64 channels and of 8, 16
+It has 12,770 parameters; cnn and cnn-bn have 19,124 and 19,151, as many as the matrix-capsnet of
+`--preset small`. `--preset paper` has the paper's small network, of 64 channels and of 8, 16
 and 16 types, and the paper's CNN, of 4.2 million parameters.
 
 EM routing (Procedure 1) alternates two steps. In the M-step, every parent capsule j fits a diagonal
@@ -178,13 +178,12 @@ class Config:
                             only={"data": ("toys",)}, test=True)
     norb_dir: str = setting("", "folder of smallNORB's six files", metavar="DIR",
                             only={"data": ("smallnorb",)}, runtime=True)
-    split: str = setting("azimuth", "what is novel: azimuths of other toys; their elevations (45 "
-                         "to 70 degrees, training 30 to 40); or toys, as in smallNORB's own test, "
-                         "with training toys as familiar ones",
+    split: str = setting("azimuth", "what is novel: azimuths; elevations (45 to 70 degrees, "
+                         "training 30 to 40); or toys (instance: familiar are training toys)",
                          choices=("azimuth", "elevation", "instance"))
-    train_azimuths: str = setting(None, "degrees, ends included; 300:400 wraps around; of split "
-                                  "instance 0:340", metavar="LOW:HIGH", only=WITH_AZIMUTHS)
-    test_azimuths: str = setting(None, "range of novel azimuths; of split instance 0:340",
+    train_azimuths: str = setting(None, "degrees, ends included; instance 0:340",
+                                  metavar="LOW:HIGH", only=WITH_AZIMUTHS)
+    test_azimuths: str = setting(None, "those that are novel; instance 0:340",
                                  metavar="LOW:HIGH", only=WITH_AZIMUTHS)
     n_train_views: int = setting(6, "training azimuths, equally spaced", low=1, high=360,
                                  only=WITH_SHAPES)
@@ -194,12 +193,12 @@ class Config:
     n_per_combo: int = setting(5, "training images per shape and viewpoint", low=1, high=1000,
                                only=WITH_SHAPES)
     n_train_toys: int = setting(5, "training toys per class", low=1, high=5, only=WITH_TOYS)
-    n_test: int = setting(2000, "images in each test set, rounded up to whole views; 0: all",
+    n_test: int = setting(2000, "images in each test set, in views of six; 0: all",
                           low=0, high=24300, only=WITH_TOYS, test=True)
     model: str = setting("matrix-capsnet", "network; without --model also its controls",
                          choices=tuple(MODELS))
-    preset: str = setting(None, "sizes: small, wide or the paper's, of matrix-capsnet and of cnn; "
-                          "backbones are as wide in paper as in small, twice as wide in wide",
+    preset: str = setting(None, "sizes: paper has the paper's matrix-capsnet and cnn; other "
+                          "networks have the backbone of small, which is twice as wide in wide",
                           choices=("small", "wide", "paper"))
     width: int = setting(0, "capsule types; channels of conv1 (cnn, cnn-bn) or conv5 (cnn-gap); 0: "
                          "as many parameters as matrix-capsnet (cnn, cnn-bn; of preset paper 32) "
@@ -239,7 +238,8 @@ SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
 
 
 def defaults_of(config):
-    """Return {name: default} of all settings, given those that others depend on"""
+    """Return {name: default} of all settings of a Config; some depend on its preset or on another
+    setting. A preset that does not exist is refused by check_setting"""
     defaults = {f.name: f.default for f in dataclasses.fields(Config)}
     defaults |= MODELS.get(config.model, USUAL)
     if config.data == "shapes":
@@ -325,12 +325,13 @@ def with_uniform_coupling(config):
 def configs_of(given):
     """Return the Config of each given model, from {setting: value}, in which model is a list. A
     setting that only others of these models have is left out"""
-    models = dict.fromkeys(given.get("model", default_models(given)))
+    models = dict.fromkeys(given.get("model", default_models(given)))    # without repetitions
     configs = []
     for model in models:
         own = {f.name: given[f.name] for f in SETTINGS
                if f.name in given and not is_of_another(f, model, models)}
-        configs.append(Config(**own | {"model": model}))
+        own["model"] = model
+        configs.append(Config(**own))
     return configs
 
 
@@ -360,8 +361,8 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     copy. Progress has such hooks. dtype: float64 is for tests.
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
-    normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
-    diverges."""
+    normalizations), adam_m and adam_v (moments; adam_m is also Muon's momentum), step and history.
+    Raise InputError when training diverges."""
     config = fit_to_data(config, data)
     if state is None:
         state = initial_state(config, dtype)
@@ -440,17 +441,17 @@ def worker_threads(config):
 
 
 def set_up_process():
-    """Make the results of this process independent of its cores, and its steps faster. Called by main
-    and by worker_threads, hence by train and before every evaluation; not by an import"""
-    # BLAS on one thread, also if numpy was imported before this file: with more threads the rounding
-    # of products would depend on the number of cores
+    """Make the results of this process independent of its cores, and its steps faster. Called by
+    main and by worker_threads, hence by train and before every evaluation; not by an import"""
+    # BLAS on one thread, also if numpy was imported before this file: with more threads the
+    # rounding of products would depend on the number of cores
     with contextlib.suppress(AttributeError):
         openblas().scipy_openblas_set_num_threads64_(1)
     # Threads take turns every 0.02 ms: with Python's 5 ms a default step takes 1.04 times as long
     sys.setswitchinterval(2e-5)
-    # One heap for all threads, which keeps freed memory (glibc's mallopt): without, a step takes 1.1
-    # to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3 (of glibc before 2.35 at most 32 MB),
-    # M_TRIM_THRESHOLD -1
+    # One heap for all threads, which keeps freed memory (glibc's mallopt): without, a step takes
+    # 1.1 to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3 (of glibc before 2.35 at most
+    # 32 MB), M_TRIM_THRESHOLD -1
     with contextlib.suppress(AttributeError, OSError, TypeError):
         for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
             ctypes.CDLL(None).mallopt(option, value)
@@ -547,7 +548,7 @@ def metrics_of_test(found, data, config):
       familiar, novel   accuracies
       drop              their difference
       familiar_loss, familiar_confusion, familiar_toy_n, familiar_toy_hits, and the same of novel:
-                        see evaluate
+                        see metrics_of
       sweep             a dict of angles (azimuths or elevations, degrees) and accuracy at each,
                         over both test sets or, with --split instance, over the novel toys
       correct           {"familiar", "novel"}, (n,) bool each
@@ -556,13 +557,14 @@ def metrics_of_test(found, data, config):
     metrics = {name: found[name]["accuracy"] for name in found}
     metrics["drop"] = metrics["familiar"] - metrics["novel"]
     for name in found:
-        for key in found[name].keys() - {"accuracy", "correct"}:
-            metrics[f"{name}_{key}"] = found[name][key]
+        for key, value in found[name].items():
+            if key not in ("accuracy", "correct"):
+                metrics[f"{name}_{key}"] = value
     return metrics | {"sweep": accuracy_by_angle(data, correct, config), "correct": correct}
 
 
 def accuracy_by_angle(data, correct, config):
-    """Return evaluate_test's sweep. correct: {"familiar", "novel"}, (n,) bool each"""
+    """Return the sweep of metrics_of_test. correct: {"familiar", "novel"}, (n,) bool each"""
     swept = ("novel",) if config.split == "instance" else ("familiar", "novel")
     angles = np.concatenate([data[name][viewpoint_angle(config)] for name in swept])
     is_correct = np.concatenate([correct[name] for name in swept])
@@ -886,7 +888,8 @@ def pose_blocks(W):
 def pose_votes_forward(M, W):
     """Compute the votes V_ij = M_i W_ij of pose matrices (Hinton et al. 2018).
 
-    M: poses, (G, L, D), each with its P rows concatenated, of L positions that share matrices; W:
+    M: poses, (G, L, D), each with its P rows concatenated; L: here the positions that share
+    matrices, of class capsules the children's; W:
     transformation matrices, (G, J, P, P). Return V, (G, L, J, D), in memory as (L, G, J, D), and a
     cache. The votes are computed as (L, D) @ (D, J*D) with the block-diagonal matrices of
     pose_blocks: four times as many multiplications as many 4x4 products, but faster as a few large
@@ -1099,7 +1102,9 @@ def e_step_backward(dlogits, cache):
     c, precision = cache, cache.precision
     doffset = dlogits.sum(-1)                               # (L, J)
     dlinear, dquadratic = sum_over_children(dlogits, c.V)   # (L, J, D)
-    along = doffset[..., None] * c.mu       # offset has -mu linear / 2, so dlinear gets -along / 2
+    # offset has the term -mu linear / 2: half of its gradient reaches mu through linear, and half
+    # directly
+    along = doffset[..., None] * c.mu
     dmu = (dlinear - along) * precision
     dprecision = dlinear * c.mu - 0.5 * (dquadratic + along * c.mu)
     dsigma2 = -precision * (dprecision * precision + 0.5 * doffset[..., None])
@@ -1581,7 +1586,7 @@ def convolutions_of_width(config, width):
 
 def conv_caps(config):
     """Return matrix-capsnet's two layers of convolutional capsules, with types of capsules in place
-    of channels"""
+    of channels. Their parameters are conv_W, conv2_W, and so on; conv2_w is a convolution's"""
     if config.model != "matrix-capsnet":
         return ()
     size = SIZES[config.preset]
@@ -1812,7 +1817,7 @@ def backward(dscores, cache, config, grads):
 
 def convolutions_forward(params, images, config, statistics):
     """Compute all convolutions, each with a normalization or a bias, max pooling where it has it,
-    and a ReLU; PrimaryCaps has none. statistics: see forward. Return x (N, side, side, C) and a
+    and, but for PrimaryCaps, a ReLU. statistics: see forward. Return x (N, side, side, C) and a
     cache."""
     x = images.swapaxes(0, 1)                               # (H, N, W, C)
     convs = convolutions(config)
@@ -3133,8 +3138,8 @@ def draw_view(toy, elevation, azimuth, side):
 
 # -------------------------------------------------------------- save and load
 
-# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their names in a
-# state:
+# A weights file has arrays GROUP/NAME, and meta, a JSON text. Its groups, and their keys in a
+# state; "state" is an older name of the running statistics:
 GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": "adam_v"}
 META = {"experiment", "step", "config", "history"}             # keys of meta
 # What zipfile, zlib and NumPy raise when they read a file that is damaged, or no .npz file at all
@@ -3188,7 +3193,7 @@ def load(path):
         group, slash, param = name.partition("/")
         if slash and group not in GROUPS:
             raise not_ours
-        if slash:                                      # files of earlier versions have others, too
+        if slash:                                      # earlier versions wrote names without one
             state[GROUPS[group]][param] = array
     config = config_of_file(path, meta["config"])
     if not fits(state["params"], config):
@@ -3286,10 +3291,15 @@ def write_file(path, content):
             aside.unlink()
 
 
+def check_writable(path):
+    """Raise InputError if a file could not be written"""
+    write_file(path, None)
+
+
 # -------------------------------------------------------------- what is printed
 
 def say(text, config, end="\n"):
-    """Print a line; what cannot be printed, as the reader has ended, does not end a training"""
+    """Print a line. A closed pipe or terminal does not end a training"""
     if not config.quiet:
         with contextlib.suppress(OSError, ValueError):
             print(text, end=end, flush=True)
@@ -3399,7 +3409,7 @@ def run_folder(outdir, name):
         made = make_folder(folder)
     try:
         if not (folder / "metrics.json").exists():
-            write_file(folder / "weights.npz", None)   # complain now, not after the first epoch
+            check_writable(folder / "weights.npz")     # complain now, not after the first epoch
         yield folder
     finally:
         remove_empty(made)
@@ -3493,13 +3503,13 @@ def check_same_run(folder, theirs, state, config, data, init):
         if theirs.lr_schedule == "cosine":
             raise InputError(f"{folder}: its learning rate ends at 0 with epoch {theirs.n_epochs}. "
                              f"{another}")
-        settings = settings | {"n_epochs": theirs.n_epochs}             # it goes on
+        settings = settings | {"n_epochs": theirs.n_epochs}    # more epochs: compare the rest
     check_same(folder, theirs, settings, ("runtime",))
-    if history.get("init", digest_of(init)) != digest_of(init):
+    if "init" in history and history["init"] != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
     of_data = {"source": data["source"], "names": data.get("names"), "data": digest_of_data(data)}
-    if any(history.get(key, value) != value for key, value in of_data.items()):
+    if any(key in history and history[key] != value for key, value in of_data.items()):
         raise InputError(f"{folder}: was trained on {data_name(history['source'])}, on other "
                          "images or classes than are given now. Give the same data, or another "
                          "--outdir")
@@ -3515,7 +3525,7 @@ def check_same(path, theirs, given, may_differ):
     for f in SETTINGS:
         is_free = any(word in f.metadata for word in may_differ)
         own = getattr(theirs, f.name)
-        if not is_free and given.get(f.name, own) != own:
+        if not is_free and f.name in given and given[f.name] != own:
             raise InputError(f"{flag_of(f.name)} {given[f.name]}: {path} has {own}. "
                              "Give that, or name another file or folder")
 
@@ -3537,7 +3547,7 @@ def finished_result(folder, config):
         result = json.loads(path.read_text("utf-8"))
         theirs = result["config"]
         goes_on = theirs["n_epochs"] < config.n_epochs
-        data_name(result["source"], result["trained_on"])      # as print_table will call it
+        data_name(result["source"], result["trained_on"])      # TypeError if they are damaged
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: damaged. "
                          "Delete it, and the same command tests the run again") from None
@@ -3545,7 +3555,7 @@ def finished_result(folder, config):
         return None
     for f in SETTINGS:
         value = getattr(config, f.name)
-        if "test" in f.metadata and theirs.get(f.name, value) != value:
+        if "test" in f.metadata and f.name in theirs and theirs[f.name] != value:
             again = command_line("--load", folder, flag_of(f.name), value)
             raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
                              f"{theirs[f.name]}. Test it again: {again}")
@@ -3569,7 +3579,7 @@ class RunFile:
         return self.path.stat().st_mtime_ns
 
     def save(self, config, state):
-        """Replace the file"""
+        """Replace the file, unless another run has written it since"""
         if self.time() != self.written:
             raise InputError(f"{self.folder}: another run saves here, too. Name another --outdir")
         save(self.path, config, state)
@@ -3581,8 +3591,9 @@ def run(config, data, state, folder):
     metrics.json. Return result_of it"""
     for path in half_written(folder):
         path.unlink()
-    if (folder / "metrics.json").exists():             # of fewer epochs: it does not mark this run
-        n = len(state["history"]["epochs"])            # as finished
+    if (folder / "metrics.json").exists():
+        # It is of fewer epochs, and must not mark this run as finished: keep it by another name
+        n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
     file = RunFile(folder)
@@ -3604,8 +3615,8 @@ def run(config, data, state, folder):
 
 
 def result_of(config, state, data, test):
-    """Return what metrics.json holds, a dict: the settings, the metrics of evaluate_test, what the
-    bits depend on, and the history, {column: values}"""
+    """Return what metrics.json holds, a dict: the settings, the metrics of evaluate_test, versions
+    and machine, and the history, {column: values}"""
     epochs = state["history"]["epochs"]
     columns = epochs[0] if epochs else ()
     seconds = sum(epoch["seconds"] for epoch in epochs)
@@ -3768,7 +3779,7 @@ def tested_config(args, trained):
     """Return the Config of a trained network with the settings that are given for its test"""
     given = given_settings(args)
     if "model" in given:
-        given["model"] = " ".join(given["model"])
+        given["model"] = " ".join(given["model"])      # no file has two: check_same says so
     check_same(args.load, trained, given, ("runtime", "test"))
     return dataclasses.replace(trained, **given)
 
@@ -3787,7 +3798,7 @@ def main():
             result = train_or_test(args)
         print(as_json(result).decode())
     else:
-        write_file(args.out_json, None)                # complain now, not after the training
+        check_writable(args.out_json)                  # complain now, not after the training
         result = train_or_test(args)
         write_file(args.out_json, as_json(result))
 

@@ -312,7 +312,7 @@ def toy_values(results, test, seeds):
 def has_toys(test):
     """Return whether a test is on one set of 25 test toys"""
     short, setting = test.mark.split()[:2]
-    return short == "smallnorb" and not setting.startswith("shapes/") and "+" not in setting
+    return short == "smallnorb" and not setting.startswith(("shapes/", "gap-shapes/")) and "+" not in setting
 
 
 def measured(results, test):
@@ -404,17 +404,23 @@ def strongest_cell(results, name):
     if found is None:
         return ""
     arms, ours, control = found
-    values = results.samples(SHORT[arms.experiment], ours, control, arms.key)
+    experiment = SHORT[arms.experiment]
+    values = results.by_seed(experiment, ours, control, arms.key)
+    mean, half = mean_and_interval(list(values.values()))
+    mark = f"{arms.experiment} {ours} minus {control}, {arms.key}, points"
+    pair = claims.Measure("", "", mark)
+    if has_toys(pair):
+        mean, half = crossed_interval(*toy_values(results, pair, values))
     names = arms.ours[ours], arms.controls[control]
-    pair = names[0] if names[0] == names[1] else f"{names[0]} minus {names[1]}"
-    return f"{number_text(values, ('points',), signed=True)} (n = {len(values)}): {pair}"
+    said = names[0] if names[0] == names[1] else f"{names[0]} minus {names[1]}"
+    return f"{100 * mean:+.1f} +- {100 * half:.1f} (n = {len(values)}): {said}"
 
 
 def nearest_cell(results, name):
     """Return what README's table says of the nearest tests: the first, and how many more there are"""
     asked_of = rule.nearest(claims.BY_NAME[name].tests)
-    cells = [f"{test.label}: {with_n(results, test)}" for test in asked_of[:2]]
-    more = f"; and {len(asked_of) - 2} more" if len(asked_of) > 2 else ""
+    cells = [f"{test.label}: {with_n(results, test)}" for test in asked_of[:1]]
+    more = f"; and {len(asked_of) - 1} more" if len(asked_of) > 1 else ""
     return "; ".join(cells) + more
 
 
