@@ -24,7 +24,7 @@ import numpy as np
 CHANGES = {                        # of a file: {name: a line of it, and what replaces this line}
     "microcapsnet": {
         "as it is": None,
-        "one iteration": ("ITERATIONS = 3 ", "ITERATIONS = 1 "),
+        "one iteration": ("ITERATIONS = 3\n", "ITERATIONS = 1\n"),
         "another squash": ("    return q ** 2 / (1 + q ** 2), 2 * q / (1 + q ** 2) ** 2\n",
                            "    return 1 - np.exp(-q), np.exp(-q)\n")},
     "micro_matrix_capsnet": {

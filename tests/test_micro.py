@@ -140,6 +140,16 @@ def test_a_download_goes_into_the_cache_if_it_is_the_right_file(name, monkeypatc
         module.mnist_file("other")
 
 
+@every_micro_file
+def test_the_changes_of_one_line_that_are_measured(name):
+    """bench/micro.py finds the line that it changes, and what it makes of the file runs"""
+    from bench import micro
+    texts = {change: micro.changed(name, change) for change in micro.CHANGES[name]}
+    assert len({*texts.values()}) == len(texts) > 1
+    for text in texts.values():
+        exec(compile(text, name, "exec"), {"__name__": name})
+
+
 def test_they_are_no_experiments():
     assert not {*MICRO} & {*lab.experiments()}
     assert not any(hasattr(module, "train") or (ROOT / "results" / name).exists() for name, module in MICRO.items())
