@@ -8,6 +8,7 @@ import multimnist_capsnet as mc
 from lab.messages import InputError
 
 import affnist_nearest
+import multimnist_linear
 import multimnist_nearest
 import numpy as np
 import pytest
@@ -86,3 +87,27 @@ def test_the_command_for_viewpoints(found, capsys):
     assert [len(one["sweep"][key]) for key in ("angles", "accuracy")] == [12, 12]
     with pytest.raises(InputError, match="unrecognized arguments: --lr"):
         found(smallnorb_nearest, "--lr 1", digits="")
+
+
+def test_linear_maps_by_hand():
+    """Two pixels. A digit of class 0 is the first pixel of the composite, one of class 1 half of the second; a class
+    without a digit maps to an empty image"""
+    rng = np.random.default_rng(0)
+    composites = rng.integers(0, 256, (40, 1, 2)).astype(np.uint8)
+    sources = np.zeros((40, 2, 1, 2))
+    sources[:, 0, 0, 0] = composites[:, 0, 0]
+    sources[:, 1, 0, 1] = composites[:, 0, 1] / 2
+    pairs = {"composites": composites, "sources": sources, "labels": np.tile([0, 1], (40, 1))}
+    maps = multimnist_linear.fit([pairs], 3)
+    assert maps[0] == pytest.approx(np.array([[1, 0], [0, 0], [0, 0]]), abs=1e-3)
+    assert maps[1] == pytest.approx(np.array([[0, 0], [0, 0.5], [0, 0]]), abs=1e-3)
+    assert not maps[2].any()
+    error, constant = multimnist_linear.errors(maps, [pairs])
+    digits = sources.reshape(80, 2) / 255
+    assert error == pytest.approx(0, abs=1e-5)
+    assert constant == pytest.approx(np.square(digits - digits.mean(0)).mean())
+
+
+def test_the_linear_baseline_from_the_command_line(found):
+    result = found(multimnist_linear, "--n-known 50 --n-test 20")
+    assert 0 < result["test_recon_mse"] < 1 and 0 < result["baseline_recon_mse"] < 1

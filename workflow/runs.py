@@ -231,6 +231,7 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
     measured(MULTI, "nearest", "pairs", 0, "python3 bench/multimnist_nearest.py --digits mnist", 2),
+    measured(MULTI, "linear", "pairs", 0, "python3 bench/multimnist_linear.py --digits mnist", 1),
     measured(MULTI, "statistics", "paper-protocol-long", 0, f"python3 bench/multimnist_statistics.py --load {LONG_RUN} "
            "--digits mnist", 15),
     measured(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
@@ -261,6 +262,7 @@ SMALL = {                          # what makes a command small; what is given t
     "smallnorb_nearest.py --data shapes": "--n-per-combo 1",
     "smallnorb_nearest.py": "--n-train-toys 1 --n-test 60",
     "nearest.py": "--n-known 200 --n-test 100 --digits auto",
+    "linear.py": "--n-known 200 --n-test 100 --digits auto",
     "statistics.py": "--n-pairs 64 --n-val 64 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only background_activity": "--n-test 60",
@@ -310,6 +312,7 @@ CAPTIONS = {                       # of each table, in the results log
     "recomputed, of this network or of one that was trained on 1.92 million pairs. Seeds 1 and 2, the CNN and one "
     "iteration were planned after seed 0 had been looked at, to be evaluated by recomputed statistics.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
+    (MULTI, "linear"): "Linear least squares from the composite to each digit, for its true class.",
     (MULTI, "statistics"): "Running statistics of a trained network, gathered anew in several ways; validation pairs.",
     **{(NORB, f"wide-{split}"): f"capsnet-shared and cnn-gap, preset wide, novel {split}s." for split in SPLITS},
     **{(NORB, f"paper-{split}"): f"matrix-capsnet and the paper's CNN, novel {split}s. cnn-dropout and cnn-paper were "
