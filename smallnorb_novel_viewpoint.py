@@ -740,15 +740,17 @@ def epoch_samples(data, epoch, config):
 
 def to_batch(samples, rows, dtype=np.float32):
     """Return the given rows of samples as one batch of floating-point type dtype, a dict of images
-    (N, 32, 32, C), those of toys and smallNORB standardized and cropped, labels (N,) and, in
-    training, margin (N,) and dropout_mask (N, hidden units)"""
+    (N, 32, 32, C), those of toys and smallNORB standardized and cropped, labels (N,) if the samples
+    have them and, in training, margin (N,) and dropout_mask (N, hidden units)"""
     images = samples["images"]
     if images.dtype == np.uint8:
         jitter = samples["jitter"][rows] if "jitter" in samples else None
         images = crop_batch(images, rows, jitter, dtype)
     else:
         images = images[rows].astype(dtype, copy=False)
-    batch = {"images": images, "labels": samples["labels"][rows]}
+    batch = {"images": images}
+    if "labels" in samples:
+        batch["labels"] = samples["labels"][rows]
     for name in ("margin", "dropout_mask"):
         if name in samples:
             batch[name] = samples[name][rows].astype(dtype, copy=False)
