@@ -28,7 +28,6 @@ In Python, make does the same with arrays:
 """
 import collections
 import hashlib
-import math
 import os
 import re
 import string
@@ -49,11 +48,13 @@ from lab.data import (
     choose_test_images,
     contents,
     idx_bytes,
+    is_emnist,
     is_junk,
     is_like_mnist,
     mnist_of,
     read_picture,
     text_lines,
+    upright,
     visible,
     write_files,
 )
@@ -246,11 +247,11 @@ def read_idx_files(folder, prefix, center=False):
         if labels.ndim == 2:                                            # QMNIST: the class, then where it comes from
             labels = labels[:, 0]
         arrays[part] = images, labels, paths["images"]
-    is_emnist = any("emnist" in name.lower() for name in prefixes)
+    of_emnist = any(map(is_emnist, prefixes))
     is_named = (folder / "labels.txt").is_file()
     for part, (images, labels, where) in arrays.items():
-        images, names = images.swapaxes(1, 2) if is_emnist and images.ndim == 3 else images, names_of(labels)
-        if is_emnist or is_named:
+        names = names_of(labels)
+        if of_emnist or is_named:
             first, last = (int(of(of(each[1]) for each in arrays.values())) for of in (min, max))
             known = EMNIST.get(last - first + 1, [str(label) for label in range(first, last + 1)])
             if is_named:
@@ -316,21 +317,20 @@ def arrays_of(path):
         raise InputError(f"{path}: {fault}. Save it again with np.savez") from None
 
 
-def read_csv(path):
-    """Return the images, (n, H * H), and the labels of a CSV file, and print what was decided about its columns. Those
-    of EMNIST, recognized by the file's name, are stored transposed"""
-    table, note = read_table(path), ""
-    levels, side = table.levels, math.isqrt(table.levels.shape[1])
-    if "emnist" in path.name.lower() and side * side == levels.shape[1]:
-        levels = levels.reshape(-1, side, side).swapaxes(1, 2).reshape(len(levels), -1)
-        note = "; images transposed, as EMNIST's are stored"
-    Progress().say(f"{path}: {table.words}{note}")
-    return levels, table.labels
+def read_csv(path, needs_labels=True):
+    """Return the images, (n, H * H), and the labels of a CSV file, and print what was decided about its columns"""
+    table = read_table(path, needs_labels)
+    Progress().say(f"{path}: {table.words}")
+    return table.levels, table.labels
 
 
 def chunk(part, images, labels, where, center=False):
-    """Return the Chunk of arrays of images and labels. where: what they are called in messages"""
+    """Return the Chunk of arrays of images and labels. where: their file, or what they are called in messages"""
     progress = Progress()
+    if isinstance(where, Path):
+        images, words = upright(images, where)
+        if words:
+            progress.say(f"{where}: {words}")
     try:
         names = names_of(labels)
         images, notes = arrays_to_mnist(images, lambda text: progress.step(f"{where}: {text}"), center)

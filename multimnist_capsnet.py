@@ -1707,6 +1707,8 @@ MNIST = {                          # file name: SHA-256 of the decompressed byte
     "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
     "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
     "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"}
+# EMNIST in a name, also as E-MNIST at the start of a word
+EMNIST_NAME = re.compile(r"emnist|(?<![^\W_])" + r"[\W_]*".join("emnist"), re.IGNORECASE)
 MIRRORS = ("https://storage.googleapis.com/cvdf-datasets/mnist/",
            "https://ossci-datasets.s3.amazonaws.com/mnist/")
 N_SYNTHETIC = {"train": 20000, "val": 2500, "test": 5000}
@@ -1831,7 +1833,7 @@ def read_idx_folder(place):
     data = {"source": "mnist"}
     for split in ("train", "test"):
         images, labels = arrays[split, "images"], arrays[split, "labels"]
-        if "emnist" in prefix and images.ndim == 3:
+        if EMNIST_NAME.search(prefix) and images.ndim == 3:
             images = images.swapaxes(1, 2)
         if first_label == 1:
             labels = labels - 1

@@ -43,14 +43,15 @@ from lab.data import (
     read_picture,
     resample,
     surface_ink,
+    upright,
 )
 from lab.files import check_writable, write_atomically, write_csv
 from lab.messages import InputError, Parser, Progress, counted, run_cli
-from lab.tables import read_names, read_table
+from lab.tables import read_names
 
 import numpy as np
 
-from make_idx import arrays_of
+from make_idx import arrays_of, read_csv
 
 CLOSE = 0.2                        # a difference of two lengths or probabilities that leaves a doubt
 SCALED = "of another size, or dark on light: ink found, scaled and centered"           # drawn images
@@ -290,13 +291,15 @@ def predict_files(network, paths, progress, center=None):
 def images_in(path, progress):
     """Return the array of images in a .npy, .npz or CSV file. Raise InputError if it has none"""
     if ".csv" in path.name.lower():
-        table = read_table(path, needs_labels=False)
-        progress.say(f"{path}: {table.words}")
-        return table.levels
-    arrays = arrays_of(path)
-    images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
+        images, _ = read_csv(path, needs_labels=False)
+    else:
+        arrays = arrays_of(path)
+        images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
     if images is None:
         raise InputError(f"{path}: holds no images. Give an array (n, H, W) by the name `images`")
+    images, words = upright(images, path)
+    if words:
+        progress.say(f"{path}: {words}")
     return images
 
 

@@ -3,6 +3,7 @@ import collections
 import contextlib
 import hashlib
 import math
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -38,6 +39,11 @@ FAINT_LEVEL = 150                  # images whose brightest gray level, of 255, 
 FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
 EVEN = 0.01                        # a background whose gray levels differ by more has shades or noise: they are removed
 ORIENTATION = 0x0112               # EXIF's tag
+# EMNIST in the name of a file, also with punctuation between the letters, as E-MNIST, at the start of a word: not that
+# of "the-mnist"
+EMNIST_NAME = re.compile(r"emnist|(?<![^\W_])" + r"[\W_]*".join("emnist"), re.IGNORECASE)
+TRANSPOSED = ("images transposed, as EMNIST's are stored. If they were upright, rename the file: a name without EMNIST "
+              "leaves them as they are")
 FRAMED = "a frame or box around the ink was left out"
 TOUCHED = "in doubt: a line or a box may be part of the ink"
 OFF = "of small or off-center ink: scaled and centered"
@@ -448,6 +454,25 @@ def arrays_to_mnist(images, report=lambda text: None, center=False):
     noticed[f"scaled so that the ink fits into {BOX}x{BOX} px"] += n_scaled + noticed.pop(OFF, 0)
     noticed[LEFT] += int((~is_like_mnist(found)).sum())
     return found, notes + noticed
+
+
+def is_emnist(path):
+    """Return whether a file holds EMNIST's images, by its name"""
+    return bool(EMNIST_NAME.search(Path(path).name))
+
+
+def upright(images, path):
+    """Return the array of images in a file upright, and TRANSPOSED, or "" if nothing was done: square images of EMNIST
+    are stored transposed, in a file of any kind. images: (n, H * H), (n, H, H), (n, H, H, C) or (n, C, H, H)"""
+    if not is_emnist(path):
+        return images, ""
+    side = math.isqrt(images.shape[-1])
+    if images.ndim == 2 and side * side == images.shape[1]:
+        return images.reshape(-1, side, side).swapaxes(1, 2).reshape(images.shape), TRANSPOSED
+    for axis in (1, 2):
+        if images.ndim in (3, 4) and images.ndim > axis + 1 and images.shape[axis] == images.shape[axis + 1]:
+            return images.swapaxes(axis, axis + 1), TRANSPOSED
+    return images, ""
 
 
 def contents(images):

@@ -8,6 +8,7 @@ import affnist_capsnet as ac
 import multimnist_capsnet as mc
 from lab import figures as lab_figures
 from lab import networks
+from lab.data import EMNIST_NAME
 from lab.figures import DIGITS, IMAGES, class_names, draw_confusion, new_figure, say_data, words_for
 
 import numpy as np
@@ -61,8 +62,11 @@ def test_names_of_files(script, tmp_path):
     assert script.read_idx_folder(tmp_path / "3" / "other")["n_classes"] == 5
 
 
-def test_emnist_is_transposed_and_its_letters_are_counted_from_0(script, tmp_path):
-    images, labels = write_data(tmp_path, 26, "emnist-letters-", first=1, zipped=True, n=104)["test"]
+@pytest.mark.parametrize("prefix", ["emnist-letters-", "E-MNIST.letters-"])
+def test_emnist_is_transposed_and_its_letters_are_counted_from_0(script, tmp_path, prefix):
+    """It is known by its name as in make_idx.py and predict.py"""
+    assert script.EMNIST_NAME == EMNIST_NAME
+    images, labels = write_data(tmp_path, 26, prefix, first=1, zipped=True, n=104)["test"]
     data = script.read_idx_folder(tmp_path)
     np.testing.assert_array_equal(data["test"][0], images.swapaxes(1, 2))
     np.testing.assert_array_equal(data["test"][1], labels)

@@ -63,6 +63,32 @@ def test_a_csv_file_is_read_as_it_was_meant_and_the_decision_is_said(tmp_path, k
     assert words in found.words and "784 pixels" in found.words, found.words
 
 
+@pytest.mark.parametrize("name, is_so", [
+    ("emnist-digits-test.csv", 1), ("EMNIST_Digits.npz", 1), ("e-mnist digits (1).csv", 1), ("my_E.MNIST.csv", 1),
+    ("the-mnist.csv", 0), ("made_mnist.csv", 0), ("mnist_test.csv", 0), ("emnist/test.csv", 0),
+    ("FashionMNIST.npz", 0)])
+def test_emnist_is_known_by_a_files_name_in_all_programs(call, tmp_path, name, is_so):
+    """and in files of all kinds: transposed, it is said, and a file of another name stays as it is, as is advised"""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    for give, name in (("transposed", path.name), ("upright", f"x{path.suffix}")):
+        images = IMAGES.swapaxes(1, 2) if give == "transposed" and is_so else IMAGES
+        if path.suffix == ".csv":
+            np.savetxt(path.with_name(name), np.c_[LABELS % 2, images.reshape(40, -1)], "%d", ",")
+        else:
+            np.savez(path.with_name(name), images=images, labels=LABELS % 2)
+    tables_of = {}
+    for name in (path.name, f"x{path.suffix}"):
+        code, out, err = call(mc, make_idx.main, path.with_name(name), f"{name} data")
+        assert (code, err) == (0, "") and ("rename the file" in out) == (is_so and name == path.name)
+        code, out, err = call(mc, program.main, ROOT / "weights/affnist_cnn-gap.npz", path.with_name(name), "--out",
+                              "out.csv")
+        assert (code, err) == (0, "") and ("rename the file" in out) == (is_so and name == path.name)
+        found = [line.split(",")[1:] for line in (tmp_path / "out.csv").read_text("utf-8").splitlines()[1:]]
+        tables_of[name] = mc.read_idx_folder(tmp_path / f"{name} data")["test"][0].tolist(), found
+    assert tables_of[path.name] == tables_of[f"x{path.suffix}"]
+
+
 def test_emnist_as_csv_is_transposed(call, tmp_path):
     """as its idx files are; the decision is printed"""
     stored = IMAGES.swapaxes(1, 2).reshape(40, -1)
