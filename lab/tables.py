@@ -15,8 +15,9 @@ BOMS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff"
 LABELS = {"y", "label", "labels", "target", "targets", "class", "classes"}              # names of columns and arrays
 SEPARATORS = {"\t": "tab", ";": "semicolon", ",": "comma", "|": "bar", " ": "space"}   # in this order, if two fit
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
-IDS = {"id", "index", "idx", "imageid", "image_id", "image id", "row", "unnamed: 0"}    # columns that are left out
-MIN_PIXELS = 64
+IDS = {"id", "index", "idx", "imageid", "image_id", "image id", "row", "filename"}      # columns that are left out
+UNNAMED = "unnamed: "              # pandas' name for a column without one, such as a second column of row numbers
+MIN_PIXELS, MANY_MORE = 64, 3      # an image has at least so many; columns that may be more than the label and an image
 
 # What was decided about a CSV file. levels: (n, pixels) numbers; labels: n texts, or None; words: the decision in words
 Table = collections.namedtuple("Table", "levels labels words")
@@ -59,7 +60,7 @@ def read_table(path, needs_labels=True):
     The separator is that of SEPARATORS which gives most columns, as many in all of the first rows. A
     header is a first row that has words where the second has numbers, or that counts the columns. The
     labels are in the column that a header calls so, else in the first or, if that has one value alone,
-    in the last. A column of row numbers or of ids before the others is left out. Without needs_labels a
+    in the last. Columns of row numbers or of ids are left out, as columns_of finds them. Without needs_labels a
     file may have pixels alone. Raise InputError for a file that is not so, and for an empty label.
     """
     lines = [line for line in text_in(path).splitlines() if line.strip(" ,;\t|")]
@@ -77,15 +78,18 @@ def read_table(path, needs_labels=True):
     check_widths(path, lines, separator, width, bool(header))
     header = header or [""] * width
     header = [""] * (width - len(header)) + header                      # R's header has no name for row numbers
-    left_out, label = columns_of(path, cells_of(lines, separator), header, needs_labels)
-    used = [k for k in range(width) if k not in (label, left_out)]
+    cells = cells_of(lines, separator)
+    left_out, label = columns_of(path, cells, header, needs_labels)
+    used = [k for k in range(width) if k != label and k not in left_out]
+    check_no_more(path, cells_of(lines[:20], separator), header, used)
     words = [f"separator {SEPARATORS[separator]}", "header" if any(header) else "no header"]
-    if left_out is not None:
-        words.append(f"column {left_out + 1} ({header[left_out] or 'row numbers'}) left out")
+    for k in left_out:
+        words.append(f"column {k + 1} ({header[k] or 'row ' + ('numbers' if are_numbers(cells(k)) else 'names')}) "
+                     "left out")
     if label is not None:
         words.append(f"labels in column {label + 1}" + (f" ({header[label]})" if header[label] else ""))
     words.append(f"{len(used)} pixels")
-    labels = None if label is None else [cell.strip() for cell in cells_of(lines, separator)(label)]
+    labels = None if label is None else [cell.strip() for cell in cells(label)]
     if labels and "" in labels:
         k = labels.index("") + 1 + any(header)
         raise InputError(f"{path}: row {k} has no label. Give it one, or remove the row")
@@ -131,33 +135,71 @@ def cells_of(lines, separator):
 
 
 def columns_of(path, cells, header, needs_labels):
-    """Return the column that is left out, or None, and the column of labels, or None. cells(k): those of a column.
-    Raise InputError if a header names the columns, and none of them the labels"""
+    """Return the columns that are left out and the column of labels, or None. cells(k): those of a column.
+
+    Left out are columns that a header calls ids; and the first ones that are more than a label and a square image,
+    if they have no name among names or all their cells differ. Raise InputError if a header names the columns, and
+    none of them the labels"""
     width = len(header)
     named = [k for k, name in enumerate(header) if name in LABELS]
     if len(named) > 1:
         raise InputError(f"{path}: {len(named)} columns are called label ({', '.join(header[k] for k in named)}). Keep "
                          "one of them")
-    left_out = None
-    is_one_more = not is_square(width - 1) and is_square(width - 2)
-    if header[0] in IDS or is_one_more and counts(cells(0)) or not needs_labels and is_square(width - 1) and (
-            counts(cells(0))):
-        left_out = 0
-    start = 0 if left_out is None else 1
+    left_out = [k for k, name in enumerate(header) if name in IDS or name.startswith(UNNAMED)]
+    n_more = more_than_square(width - len(left_out) - 1)
+    if not needs_labels and not named and is_square(width - len(left_out) - 1):
+        n_more = int(any(header) and not header[0] or counts(cells(0)))
+    elif not needs_labels and not named and is_square(width - len(left_out)):
+        n_more = 0
+    for k in range(n_more):
+        is_unnamed = any(header) and not header[k]
+        if k not in named + left_out and (is_unnamed or len(set(cells(k))) == len(cells(k))):
+            left_out.append(k)
+    left_out.sort()
+    pixels = [k for k in range(width) if k not in left_out]
     if named:
         return left_out, named[0]
-    if is_square(width - start) and not needs_labels:
+    if is_square(len(pixels)) and not needs_labels:
         return left_out, None
-    if any(header) and not all(NUMBER.fullmatch(name) for name in header[start:]):
+    start = pixels[0]
+    if any(header) and not all(NUMBER.fullmatch(header[k]) for k in pixels):
         raise InputError(f"{path}: no column is called label (the header begins {', '.join(header[:3]):.60}). Call the "
                          "column of labels so")
-    is_last = len(set(cells(start))) == 1 and len(set(cells(width - 1))) > 1
-    return left_out, width - 1 if is_last else start
+    is_last = len(set(cells(start))) == 1 and len(set(cells(pixels[-1]))) > 1
+    return left_out, pixels[-1] if is_last else start
+
+
+def check_no_more(path, cells, header, used):
+    """Raise InputError if the used columns are a few more than the pixels of a square image, naming those that are no
+    pixels by their words or their names. cells(k): the first ones of a column"""
+    n_more = more_than_square(len(used))
+    if not n_more:
+        return
+    others = [k for k in used if not are_numbers(cells(k))]
+    if not others and any(header):                                      # pixel0, pixel1, ... are no other names
+        stems = [NUMBER.sub("", name) for name in header]
+        usual = collections.Counter(stems[k] for k in used).most_common(1)[0][0]
+        others = [k for k in used if stems[k] != usual]
+    said = [f"column {k + 1} ({header[k] or 'unnamed'}: {', '.join(cells(k)[:3]):.40}, ...)" for k in others[:n_more]]
+    which = ", ".join(said) or f"the first row begins {', '.join(cells(k)[0] for k in used[:4])}"
+    side = math.isqrt(len(used))
+    raise InputError(f"{path}: has {counted(n_more, 'column')} more than a label and the {side}x{side} pixels of an "
+                     f"image: {which}. Remove what is no pixel, or call its column id in a header")
+
+
+def more_than_square(n):
+    """Return how many of n columns are more than the pixels of a square image; 0 if it is none or many"""
+    return next((more for more in range(1, MANY_MORE + 1) if is_square(n - more)), 0) if not is_square(n) else 0
+
+
+def are_numbers(cells):
+    """Return whether all cells are numbers"""
+    return all(NUMBER.fullmatch(cell.strip(' "')) for cell in cells)
 
 
 def counts(cells):
     """Return whether cells are numbers that count up"""
-    if not all(NUMBER.fullmatch(cell.strip(' "')) for cell in cells):
+    if not are_numbers(cells):
         return False
     return bool((np.diff([float(cell.strip(' "')) for cell in cells]) == 1).all())
 

@@ -29,6 +29,11 @@ def rows(labels=LABELS, before=lambda k: [], header=()):
         zip(labels, PIXELS.tolist())))]
 
 
+def with_second(cell):
+    """Return rows of labels, a cell that is no pixel, and pixels"""
+    return [[label, cell, *row] for label, row in zip(LABELS, PIXELS.tolist())]
+
+
 WORDS = [NAMES[label % 4] for label in LABELS]
 LAST = [[*pixels, label] for label, pixels in zip(LABELS, PIXELS.tolist())]
 FILES = {                          # text, encoding, labels, words of the decision
@@ -37,6 +42,14 @@ FILES = {                          # text, encoding, labels, words of the decisi
                "column 2 (label)"),
     "id": (text_of(rows(before=lambda k: [f"a{k}"], header=["id", "label", *NUMBERS])), "utf-8", LABELS,
            "column 1 (id) left out"),
+    "shuffled": (text_of(rows(before=lambda k: [k * 7 % 40], header=["", "label", *NUMBERS])), "utf-8", LABELS,
+                 "column 1 (row numbers) left out, labels in column 2"),
+    "shuffled, no header": (text_of(rows(before=lambda k: [k * 7 % 40])), "utf-8", LABELS, "column 1 (row numbers)"),
+    "files, no header": (text_of(rows(before=lambda k: [f"{k}.png"])), "utf-8", LABELS, "column 1 (row names) left"),
+    "two indices": (text_of(rows(before=lambda k: [k, k * 7 % 40], header=["", "Unnamed: 0.1", "label", *NUMBERS])),
+                    "utf-8", LABELS, "column 1 (row numbers) left out, column 2 (unnamed: 0.1) left out, labels in col"),
+    "two indices, no header": (text_of(rows(before=lambda k: [k, 99 - k])), "utf-8", LABELS, "labels in column 3"),
+    "id later": (text_of([["label", "id", *NUMBERS], *with_second(7)]), "utf-8", LABELS, "column 2 (id) left out, labels in column 1"),
     "R": (text_of(rows(before=lambda k: [k + 1], header=["label", *NUMBERS])), "utf-8", LABELS,
           "(row numbers) left out"),
     "header of numbers": (text_of(rows(header=list(range(785)))), "utf-8", LABELS, "header, labels in column 1 (0)"),
@@ -110,6 +123,11 @@ def test_emnist_as_csv_is_transposed(call, tmp_path):
     (text_of(rows(["", *LABELS[1:]], header=["label", *NUMBERS])).encode(), "row 2 has no label"),
     (text_of([*rows(), [1, 2]]).encode(), "row 41 has 2 columns between commas, and the first 785"),
     (b"label,0,1\n", "has a header alone"), (b"\n", "has no rows of columns"),
+    (text_of([["label", "split", *NUMBERS], *with_second("train")]).encode(),
+     "1 column more than a label and the 28x28 pixels of an image: column 2 (split: train, train"),
+    (text_of([["label", "writer", *NUMBERS], *with_second(5)]).encode(),
+     "column 2 (writer: 5, 5, 5, ...). Remove what is no pixel, or call its column id"),
+    (text_of(with_second(5)).encode(), "the first row begins 5, 0"),
     (b"1;0,5\n" * 3, "in place of a gray level")])
 def test_a_csv_file_that_is_unclear_is_refused_in_one_line(call, tmp_path, text, fault):
     (tmp_path / "x.csv").write_bytes(text)
