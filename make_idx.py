@@ -144,7 +144,9 @@ def read_folder(folder, progress, center=False):
     """Yield the Chunks in a folder. center: as of arrays_to_mnist. Raise InputError for what cannot be read"""
     folder = innermost(folder)
     inside = visible(folder)
-    if os.name != "nt" and (split := [path.name for path in inside if "\\" in path.name]):
+    split = [path.name for path in inside if "\\" in path.name and path.is_file()]
+    archived = collections.Counter(name.partition("\\")[0] for name in split)
+    if os.name != "nt" and max(archived.values(), default=0) > 1:        # a class may be called $\alpha
         raise InputError(f"{folder}: has folders within names of files, such as {split[0]}: a program on Windows made "
                          "the archive. Unpack it with: unzip ARCHIVE.zip -d FOLDER")
     if any(IDX_NAME.fullmatch(path.name) for path in inside):
