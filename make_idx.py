@@ -74,6 +74,7 @@ IDX_TYPES = {8: np.uint8, 9: np.int8, 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"
 EMNIST = {26: string.ascii_uppercase, 47: string.digits + string.ascii_uppercase + "abdefghnqrt",
           62: string.digits + string.ascii_uppercase + string.ascii_lowercase}          # number of classes: names
 
+OBJECTS = "Object arrays"          # in NumPy's message on arrays of Python objects
 WRITTEN = *MNIST, "labels.txt", "test-files.txt"                       # the names of all files in OUT
 
 # Images of a part of a data set: part, "train", "test", "val" or "" (not said); images (n, 28, 28) uint8; labels, n
@@ -309,12 +310,28 @@ def read_files(paths, center=False):
         yield chunk(part, images, arrays[part, "labels"][1], path, center)
 
 
-def arrays_of(path):
-    """Return the arrays of a .npy or .npz file by their names, that of .npy by "". Raise InputError for others"""
+def arrays_of(path, needs_all=True):
+    """Return the arrays of a .npy or .npz file by their names, that of .npy by "". Without needs_all those of Python
+    objects in a .npz file are left out. Raise InputError for others"""
+    key = ""
     try:
         content = np.load(path, allow_pickle=False)
-        return {key: content[key] for key in content.files} if hasattr(content, "files") else {"": content}
+        if not hasattr(content, "files"):
+            return {"": content}
+        arrays = {}
+        for key in content.files:
+            try:
+                arrays[key] = content[key]
+            except ValueError as error:
+                if needs_all or OBJECTS not in str(error):
+                    raise
+        return arrays
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        if OBJECTS in str(error):
+            name = key or "labels"
+            which = f"the array {key}" if key else "the array"
+            raise InputError(f"{path}: {which} holds Python objects, which are not read, as they may run "
+                             f"code. Save numbers, or texts as np.array({name}).astype(str)") from None
         fault = getattr(error, "strerror", None) or "not a file of arrays of numbers"
         raise InputError(f"{path}: {fault}. Save it again with np.savez") from None
 

@@ -293,7 +293,7 @@ def images_in(path, progress):
     if ".csv" in path.name.lower():
         images, _ = read_csv(path, needs_labels=False)
     else:
-        arrays = arrays_of(path)
+        arrays = arrays_of(path, needs_all=False)
         images = arrays.get("images", next((a for a in arrays.values() if a.ndim > 1), None))
     if images is None:
         raise InputError(f"{path}: holds no images. Give an array (n, H, W) by the name `images`")

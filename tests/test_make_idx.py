@@ -291,7 +291,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
             ("none", "a: has 0 PNG or JPEG"), ("split/train/0", "0: holds no folders of pictures, and no idx"),
             ("no", "no: no such file or folder"), ("x.zip", "x.zip: is no CSV"),
             ("twice.npz", "several arrays of images"), ("half.npz", "lacks the train images or labels. Name"),
-            ("object.npy", "not a file of arrays of numbers"), ("empty.csv", "has no rows of columns"),
+            ("object.npy", "the array holds Python objects"), ("empty.csv", "has no rows of columns"),
             ("odd.csv", "row 2 has 2 columns between commas, and the first 3"),
             ("none.csv", "no column is called label (the header begins p1, p2)"),
             ("unnamed.npz", "no name says what"), ("word.csv", "row 2, column 3 has 'x' in place of a"),
@@ -337,6 +337,25 @@ def test_backslashes_in_names_are_said(call, tmp_path):
     for k, image in enumerate(IMAGES[:20]):
         imageio.imwrite(tmp_path / "d" / f"train\\{k % 2}\\{k}.png", image)
     assert_refused(call(mc, make_idx.main, "d", "data"), "such as train\\0\\0.png: a program on Windows")
+
+
+@POSIX
+def test_a_class_may_have_a_backslash_in_its_name(call, tmp_path):
+    names = [r"$\alpha", r"$\beta", *"23456789"]
+    write_pictures(tmp_path / "d", names)
+    code, out, err = call(mc, make_idx.main, "d", "data")
+    assert (code, err) == (0, "") and set(written()[2]["names"]) == set(names)
+
+
+def test_labels_that_are_objects_are_refused_with_advice_that_works(call, tmp_path):
+    """np.savez makes such files, too"""
+    labels = np.array([f"class {label}" for label in LABELS], object)
+    np.savez(tmp_path / "x.npz", images=IMAGES, labels=labels)
+    np.save(tmp_path / "y.npy", labels)
+    assert_refused(call(mc, make_idx.main, "x.npz", "data"), "x.npz: the array labels holds Python objects, which are")
+    assert_refused(call(mc, make_idx.main, "y.npy", "data"), "y.npy: the array holds Python objects")
+    np.savez(tmp_path / "x.npz", images=IMAGES, labels=np.array(labels).astype(str))
+    assert call(mc, make_idx.main, "x.npz", "data")[0] == 0 and written()[2]["names"][3] == "class 3"
 
 
 @pytest.mark.slow
