@@ -1,5 +1,5 @@
 """Pictures and arrays into data sets: read a picture, find its ink, make an image like MNIST's of it, split, write."""
-import collections
+import collections.abc
 import contextlib
 import hashlib
 import math
@@ -42,8 +42,8 @@ ORIENTATION = 0x0112               # EXIF's tag
 # EMNIST in the name of a file, also with punctuation between the letters, as E-MNIST, at the start of a word: not that
 # of "the-mnist"
 EMNIST_NAME = re.compile(r"emnist|(?<![^\W_])" + r"[\W_]*".join("emnist"), re.IGNORECASE)
-TRANSPOSED = ("images transposed, as EMNIST's are stored. If they were upright, rename the file: a name without EMNIST "
-              "leaves them as they are")
+TRANSPOSED = ("images transposed, as EMNIST's are stored. If they were upright, rename the file (of idx files, all four): "
+              "a name without EMNIST leaves them as they are")
 FRAMED = "a frame or box around the ink was left out"
 TOUCHED = "in doubt: a line or a box may be part of the ink"
 OFF = "of small or off-center ink: scaled and centered"
@@ -122,9 +122,12 @@ def gray_of_picture(image):
     file. Raise InputError for one that has no colors"""
     is_deep = image.mode.startswith(("I", "F"))
     try:
+        if image.mode == "La":                                          # of all modes alone without a way to RGBA
+            image = image.convert("LA")
         pixels = np.asarray(image if is_deep else image.convert("RGBA"))
     except (ValueError, OSError) as error:
-        raise InputError(f"a picture of mode {image.mode} cannot be read ({error}). Convert it to RGB") from None
+        raise InputError(f"a picture of mode {image.mode} cannot be read ({error}). Give another, or "
+                         "its gray levels as an array") from None
     turn = UPRIGHT.get(image.getexif().get(ORIENTATION), np.asarray)
     return gray_levels(turn(pixels), is_deep)
 
@@ -337,15 +340,35 @@ def as_array(values):
                          ) from None
 
 
+def image_of(image):
+    """Return a picture of PIL, or the path of a picture file, as gray levels, (h, w) uint8; other objects as they are.
+    Raise InputError for a picture that cannot be read"""
+    if is_picture(image):
+        return np.rint(255 * gray_of_picture(image)).astype(np.uint8)
+    if isinstance(image, memoryview):
+        return np.asarray(image)
+    if not isinstance(image, (str, Path)):
+        return image
+    try:
+        return np.rint(255 * read_picture(image)).astype(np.uint8)
+    except InputError as error:
+        raise InputError(f"{image}: {error}") from None
+
+
 def as_arrays(images):
     """Return images as a list of arrays of numbers, (n, ...): all in one or, where their sizes differ, one for each"""
-    if is_picture(images):
+    if is_picture(images) or isinstance(images, (str, Path)):
         images = [images]
-    if not hasattr(images, "__array__") and not isinstance(images, (str, bytes)) or (
+    if isinstance(images, collections.abc.Mapping):
+        keys = ", ".join(map(repr, images))
+        raise InputError(f"images are a {type(images).__name__} with the keys {keys:.60}. Give the array of one key, "
+                         "or, if each key has an image, list(images.values())")
+    if isinstance(images, memoryview):
+        images = np.asarray(images)
+    if not hasattr(images, "__array__") and not isinstance(images, bytes) or (
             isinstance(images, np.ndarray) and images.dtype == object):
         with contextlib.suppress(TypeError):
-            images = [np.rint(255 * gray_of_picture(image)).astype(np.uint8) if is_picture(image) else image
-                      for image in images]
+            images = [image_of(image) for image in images]
     for split in (lambda: [as_array(images)], lambda: [as_array(image)[None] for image in images]):
         with contextlib.suppress(ValueError, TypeError):
             arrays = split()
@@ -358,6 +381,8 @@ def as_arrays(images):
 def one_channel(gray, sides=(), cameras=1):
     """Return an array of images, as `gray_images` takes it, as gray levels (n, H, W), or (n, H, W, 2) of two cameras"""
     given, width = f"{gray.dtype} {gray.shape}", gray.shape[1]
+    if gray.ndim > 2 and gray.shape[0] == gray.shape[1] != gray.shape[-1] > 4 and width in (*sides, SIDE):
+        raise InputError(f"images are {given}. Give (n, H, W), the images first: np.moveaxis(images, -1, 0)")
     if gray.ndim == 2:
         is_flat = (side := math.isqrt(width)) ** 2 == width and (not sides or side in sides)
         gray = gray.reshape(-1, side, side) if is_flat else gray[None] if sides else gray

@@ -16,7 +16,7 @@ from predict import load, predict
 IMAGES, LABELS, _ = mc.synthesize_digits(20, 11)
 BIG = [np.kron(image, np.ones((3, 3), np.uint8)) for image in IMAGES]
 MODES = {"P": "png", "L": "png", "1": "png", "RGB": "png", "RGBA": "png", "LA": "png", "CMYK": "tiff", "YCbCr": "tiff",
-         "HSV": None, "I;16": "png", "I": "tiff", "F": "tiff", "PA": None}
+         "HSV": None, "La": None, "I;16": "png", "I": "tiff", "F": "tiff", "PA": None}
 
 
 def picture(gray, mode):
@@ -35,6 +35,8 @@ def picture(gray, mode):
         palette[order] = np.arange(256)[:, None]
         found.putpalette(palette.tobytes())
         return found
+    if mode == "La":                                                    # premultiplied alpha
+        return picture(gray, "LA").convert("La")
     if mode in ("LA", "RGBA", "PA"):
         found = Image.new(mode, ink.size)
         found.putalpha(ink)

@@ -4,7 +4,7 @@ import csv
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as sn
-from lab.messages import InputError
+from lab.messages import InputError, Progress
 
 import imageio.v3 as imageio
 import numpy as np
@@ -99,9 +99,34 @@ def test_images_are_prepared_as_for_the_training(experiment):
         assert module.class_activations(out, config).shape == out["scores"].shape
 
 
+def test_labels_of_any_type_are_no_hindrance(tmp_path):
+    """np.savez writes texts from pandas as Python objects, which are not read"""
+    np.savez(tmp_path / "x.npz", labels=np.array(["a"] * 3, object), images=BIG[:3])
+    np.testing.assert_array_equal(program.images_in(tmp_path / "x.npz", Progress()), BIG[:3])
+
+
+def test_paths_and_buffers_are_images(network, tmp_path):
+    """as the advice on dicts and on axes gives them, too"""
+    paths = [tmp_path / f"{k}.png" for k in range(6)]
+    for path, image in zip(paths, BIG):
+        imageio.imwrite(path, image)
+    expected = predict(network, BIG[:6])
+    named = dict(zip("abcdef", BIG))
+    for images in (paths, list(map(str, paths)), memoryview(np.ascontiguousarray(BIG[:6])),
+                   [memoryview(np.ascontiguousarray(image)) for image in BIG[:6]], list(named.values()),
+                   np.moveaxis(BIG[:6].transpose(1, 2, 0), -1, 0)):
+        np.testing.assert_array_equal(predict(network, images).scores, expected.scores)
+    assert predict(network, str(paths[2])).classes.tolist() == [expected.classes[2]]
+
+
 @pytest.mark.parametrize("images, fault", [
     (BIG - 128.0, "from -128 to 127"), (BIG * 300.0, "to 7.65e"), (BIG * np.nan, "to nan"),
-    (BIG / 127.5 - 1, r"Give \(x \+ 1\) / 2"), ([BIG[0], "x"], "of type list"), (BIG[:, :5], r"uint8 \(60, 5"),
+    (BIG / 127.5 - 1, r"Give \(x \+ 1\) / 2"), ([BIG[0], "x.png"], "x.png: no such file. Give a PNG"),
+    ([BIG[0], None], "of type list"),
+    ({"a": BIG, "b": 1}, r"are a dict with the keys 'a', 'b'. Give the array of one key, or.* list\(images.values"),
+    (BIG.transpose(1, 2, 0),
+     r"\(40, 40, 60\). Give \(n, H, W\), the images first: np.moveaxis\(images, -1, 0\)"),
+    (BIG[:, :5], r"uint8 \(60, 5"),
     (BIG[0, 0], r"\(n, H, W\)"), (BIG[:0], r"\(n, H, W\)"), (BIG.astype(str), r"\(n, H, W\)"),
     (np.zeros((2, 33, 33)), "image 0: no ink")], ids=lambda x: str(x)[:12])
 def test_what_is_no_picture_is_refused(network, images, fault):

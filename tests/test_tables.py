@@ -47,9 +47,11 @@ FILES = {                          # text, encoding, labels, words of the decisi
     "shuffled, no header": (text_of(rows(before=lambda k: [k * 7 % 40])), "utf-8", LABELS, "column 1 (row numbers)"),
     "files, no header": (text_of(rows(before=lambda k: [f"{k}.png"])), "utf-8", LABELS, "column 1 (row names) left"),
     "two indices": (text_of(rows(before=lambda k: [k, k * 7 % 40], header=["", "Unnamed: 0.1", "label", *NUMBERS])),
-                    "utf-8", LABELS, "column 1 (row numbers) left out, column 2 (unnamed: 0.1) left out, labels in col"),
+                    "utf-8", LABELS, "column 1 (row numbers) left out, column 2 (unnamed: 0.1) left out, "
+                    "labels in column 3"),
     "two indices, no header": (text_of(rows(before=lambda k: [k, 99 - k])), "utf-8", LABELS, "labels in column 3"),
-    "id later": (text_of([["label", "id", *NUMBERS], *with_second(7)]), "utf-8", LABELS, "column 2 (id) left out, labels in column 1"),
+    "id later": (text_of([["label", "id", *NUMBERS], *with_second(7)]), "utf-8", LABELS,
+                 "column 2 (id) left out, labels in column 1"),
     "R": (text_of(rows(before=lambda k: [k + 1], header=["label", *NUMBERS])), "utf-8", LABELS,
           "(row numbers) left out"),
     "header of numbers": (text_of(rows(header=list(range(785)))), "utf-8", LABELS, "header, labels in column 1 (0)"),
