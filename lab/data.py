@@ -42,8 +42,8 @@ ORIENTATION = 0x0112               # EXIF's tag
 # EMNIST in the name of a file, also with punctuation between the letters, as E-MNIST, at the start of a word: not that
 # of "the-mnist"
 EMNIST_NAME = re.compile(r"emnist|(?<![^\W_])" + r"[\W_]*".join("emnist"), re.IGNORECASE)
-TRANSPOSED = ("images transposed, as EMNIST's are stored. If they were upright, rename the file (of idx files, all four): "
-              "a name without EMNIST leaves them as they are")
+TRANSPOSED = ("images transposed, as EMNIST's are stored. If they were upright, rename the file (of idx files, all "
+              "four): a name without EMNIST leaves them as they are")
 FRAMED = "a frame or box around the ink was left out"
 TOUCHED = "in doubt: a line or a box may be part of the ink"
 OFF = "of small or off-center ink: scaled and centered"
