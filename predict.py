@@ -33,13 +33,10 @@ from lab.data import (
     ENDINGS,
     LEFT,
     TOUCHED,
-    color_picture,
-    cropped_to_square,
     edges,
     fitted,
     framed_ink,
     gray_images,
-    gray_level_of,
     is_junk,
     is_like_mnist,
     mnist_of,
@@ -48,6 +45,7 @@ from lab.data import (
     surface_ink,
 )
 from lab.files import check_writable, write_atomically, write_csv
+from lab.images import picture_to_image
 from lab.messages import InputError, Parser, Progress, counted, run_cli
 from lab.tables import read_names, read_table
 
@@ -245,27 +243,15 @@ def as_they_are(network, images, center=None):
     return network.module.prepare_images(array, network.config)
 
 
-def prepared_color_picture(network, path):
-    """Return a picture file as a network of --task images takes it, what was done to how many, {words: number}, and
-    whether it is in doubt. Raise InputError for networks of other channels than gray, or red, green and blue"""
+def picture_as_it_is(network, path):
+    """Return a picture file as a network of --task images takes it, what was done to it, {words: 1}, and whether it is
+    in doubt, (1,). Raise InputError if the network's channels are neither gray nor red, green and blue"""
     [(side, _, *channels)] = network.module.image_shapes(network.config)
     if channels not in ([], [3]):
         raise InputError(f"a picture does not say what the {channels[0]} channels of this network are. Give arrays, "
                          f"(n, {side}, {side}, {channels[0]}), in a .npy file")
-    image, notes = color_picture(path), {}
-    is_gray = np.ptp(image, axis=-1).max() == 0
-    if channels and is_gray:
-        raise InputError(f"is gray, and this network takes colors, {side}x{side} px. Give a picture in color")
-    if not channels:
-        image = gray_level_of(image)
-        if not is_gray:
-            notes["colors were turned into gray levels"] = 1
-    if image.shape[0] != image.shape[1]:
-        notes["no square: cropped to the square in the middle"] = 1
-    if min(image.shape[:2]) != side:
-        notes[f"of another size: scaled to {side}x{side} px"] = 1
-    pixels = cropped_to_square(image, side)
-    return network.module.prepare_images(pixels[None], network.config), notes, np.zeros(1, bool)
+    image, words = picture_to_image(path, side, gray=not channels)
+    return network.module.prepare_images(image[None], network.config), dict.fromkeys(words, 1), np.zeros(1, bool)
 
 
 def prepared_pictures(network, grays, center=None):
@@ -348,7 +334,7 @@ def predict_files(network, paths, progress, center=None):
         for k, file in enumerate(files):
             try:
                 if network.is_of_any_images:
-                    prepared_files.append(prepared_color_picture(network, file))
+                    prepared_files.append(picture_as_it_is(network, file))
                 else:
                     prepared_files.append(prepared_pictures(network, [read_picture(file)], center))
             except InputError as error:

@@ -87,36 +87,6 @@ def read_pixels(path):
     return pixels, plain
 
 
-def color_picture(path):
-    """Return a picture file in color, (h, w, 3) float64 from 0 to 1: a gray one has three equal channels, what is
-    transparent is white. Larger pictures are averaged down to about WORK_SIDE px. Raise InputError as read_picture
-    does"""
-    pixels, is_deep = read_pixels(path)
-    if is_deep:
-        return np.stack([gray_levels(pixels, is_deep)] * 3, -1)
-    colors = block_means(pixels, -(-max(pixels.shape[:2]) // WORK_SIDE)) / 255
-    alpha = colors[..., 3:]
-    return colors[..., :3] * alpha + (1 - alpha)
-
-
-def cropped_to_square(image, side):
-    """Return the square in the middle of an image, (h, w) or (h, w, C) from 0 to 1, scaled to a side, as uint8: each
-    pixel is the mean of the area that it covers"""
-    height, width = image.shape[:2]
-    inner = min(height, width)
-    scale = side / inner
-    top = -scale * ((height - inner) // 2)
-    left = -scale * ((width - inner) // 2)
-    channels = image.reshape(height, width, -1)
-    scaled = [resample(channels[..., c], side, side, top, left, scale) for c in range(channels.shape[-1])]
-    return np.rint(255 * np.stack(scaled, -1)).astype(np.uint8).reshape(side, side, *image.shape[2:])
-
-
-def gray_level_of(colors):
-    """Return the gray levels of colors, (..., 3) -> (...), as brightness is seen (ITU-R BT.601)"""
-    return colors @ np.array([0.299, 0.587, 0.114])
-
-
 def gray_levels(pixels, is_deep):
     """Return the gray levels of a picture's pixels, (h, w) float64 from 0 to 1, averaged down to about
     WORK_SIDE px. What is transparent has the color of paper.

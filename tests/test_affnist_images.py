@@ -329,17 +329,18 @@ def test_pictures_are_cropped_and_scaled_or_refused(network, call, tmp_path):
     for name, pixels in ("as it is", image), ("wide", wide), ("gray", image[..., 0]):
         imageio.imwrite(tmp_path / f"{name}.png", pixels)
     net = network(24, 3)
-    inputs, notes, _ = program.prepared_color_picture(net, tmp_path / "as it is.png")
+    inputs, notes, _ = program.picture_as_it_is(net, tmp_path / "as it is.png")
     np.testing.assert_array_equal(inputs[0], image / np.float32(255))
     assert not notes
-    inputs, notes, _ = program.prepared_color_picture(net, tmp_path / "wide.png")
+    inputs, notes, _ = program.picture_as_it_is(net, tmp_path / "wide.png")
     np.testing.assert_array_equal(inputs[0], image / np.float32(255))
     assert len(notes) == 2 and "cropped" in str(notes) and "scaled to 24x24 px" in str(notes)
     code, out, err = call(ac, program.main, "net.npz", "wide.png", "as it is.png")
     assert code == 0 and "note: 1 of 2 images: no square" in out + err
-    assert_refused(call(ac, program.main, "net.npz", "gray.png"), "gray.png: is gray, and this network takes colors")
+    _, notes, _ = program.picture_as_it_is(net, tmp_path / "gray.png")
+    assert notes == {"gray: red, green and blue are equal": 1}
     assert_refused(call(ac, program.main, "net.npz", "wide.png", "--center"), "--center: is for digits")
-    inputs, notes, _ = program.prepared_color_picture(network(24, 1), tmp_path / "gray.png")
+    inputs, notes, _ = program.picture_as_it_is(network(24, 1), tmp_path / "gray.png")
     np.testing.assert_allclose(inputs[0], image[..., 0] / 255, atol=1 / 254)
     network(24, 2)
     assert_refused(call(ac, program.main, "net.npz", "wide.png"), "what the 2 channels of this network are. Give array")
