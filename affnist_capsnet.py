@@ -32,6 +32,11 @@ squash in place of the ReLU. The loss is the margin loss on the capsule lengths 
 error of the reconstruction. Muon (steps along the orthogonalized momentum) trains the kernels of the normalized
 convolutions, Adam all other parameters.
 
+Other tasks: `--task mnist` classifies MNIST's digits as they are; `--task images` any square images, gray or in color,
+with sides from 20 to 64 px and 1 to 4 channels, all of which follow from the data. They are used as they are, padded by
+4 px of zeros; `--train-shift` translates training images. The decoder reconstructs every pixel of every channel, with
+the same weight for each.
+
 Other models (`--model`), on the same backbone:
   - capsnet: one transformation matrix per capsule, not per type, and 3 routing iterations, as in the paper
   - vector-gap, vector-gmp: ten class vectors by global average or max pooling, with squash, margin loss and decoder;
@@ -122,6 +127,8 @@ def setting(default, text, **more):
     return dataclasses.field(default=default, metadata={"help": text} | more)
 
 
+IMAGES = "images"                                      # the task of any images
+LEAST_SIDE, LARGEST_SIDE, MOST_CHANNELS = 20, 64, 4    # of its images
 ROUTED = "capsnet-shared", "capsnet"                   # models with votes
 VECTORS = "vector-gap", "vector-gmp"                   # ten pooled vectors
 POOLED_CNNS = "cnn-gap", "cnn-gmp"                     # matched in size by the channels of Conv5
@@ -148,8 +155,8 @@ class Config:
     A setting that is not given, or None, becomes its default. Raise InputError if a value is of
     another type or out of bounds, or if it differs from the default although the setting does not
     apply beside the others."""
-    task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is",
-                        choices=("affnist", "mnist"))
+    task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is; images: any square "
+                        "images, gray or in color, as they are", choices=("affnist", "mnist", IMAGES))
     digits: str = setting("auto", "auto: MNIST, else synthetic", test=True,
                           choices=("auto", "mnist", "synthetic"))
     data_dir: str = setting("", "folder of idx files; else $MNIST_DIR or download",
@@ -166,7 +173,8 @@ class Config:
     eval_split: str = setting("test", "test, or val: held-out training images",
                               choices=("test", "val"), test=True, runtime=True)
     train_shift: str = setting(None, "largest translation of training digits on each axis, px; "
-                               "full: any position with all ink on the canvas; of task mnist 2",
+                               "full: any position with all ink on the canvas; of task mnist 2, "
+                               "of task images 0",
                                choices=(*map(str, range(11)), "full"))
     model: str = setting("capsnet-shared", "network", choices=CAPSULES + CNNS)
     preset: str = setting("deep", "capsnet: the modern backbone (deep), the paper's convolutions "
@@ -177,7 +185,7 @@ class Config:
     norm: str = setting(None, "normalization of convolutions, over 16 samples",
                         choices=("batch", "none"))
     padding: int = setting(None, "px of background around the canvas; 8 for models without votes "
-                           "on deep, 0 for task mnist", low=0, high=20)
+                           "on deep, 0 for task mnist, 4 for task images on deep", low=0, high=20)
     squash: str = setting("all", "last: of class capsules; relu: ReLU of primary capsules, no "
                           "squash", choices=("all", "last", "none", "relu"), only=ONLY_CAPSULES)
     routing_iters: int = setting(None, "1: no routing; of capsnet 3", low=1, high=50, test=True,
@@ -205,6 +213,8 @@ class Config:
     quiet: bool = setting(False, "print only errors", runtime=True)
     # The rest have no flags
     n_classes: int = 10            # of the data, 2 to 62
+    side: int = 28                 # of the data, px, only of task images: 20 to 64
+    channels: int = 1              # of the data, only of task images: 1 to 4
     dropout: float = None          # before the last layer of cnn and cnn-dense
     width: int = 0                 # of a CNN; 0: as many parameters as the capsnet (matched_width)
 
@@ -214,6 +224,7 @@ class Config:
         if self.affnist_dir and self.n_classes != 10:
             raise InputError("--affnist-dir: affNIST has ten digits, and these data other classes. "
                              "Leave it out")
+        check_image_size(self)
 
 
 SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
@@ -237,6 +248,10 @@ def defaults_of(config):
             defaults["conv1_channels"] = 16
     if config.task == "mnist":
         defaults |= {"train_shift": "2", "padding": 0}
+    if config.task == IMAGES:
+        defaults["train_shift"] = "0"
+        if is_deep:
+            defaults["padding"] = 4
     norm = config.norm if config.norm is not None else defaults["norm"]
     if norm == "none":
         defaults["muon"] = 0.0
@@ -296,6 +311,33 @@ def check_setting(f, config, default):
         high = f.metadata["high"]
         if not low <= value <= high:
             raise InputError(f"{flag} {value}: must be from {low:g} to {high:.10g}")
+
+
+def check_image_size(config):
+    """Raise InputError if a Config's images have a size that its task or its network cannot take"""
+    if config.task != IMAGES:
+        if (config.side, config.channels) != (Config.side, Config.channels):
+            raise InputError(f"images of {size_in_words(config)}: --task {config.task} is for gray "
+                             "digits of 28x28 px. Other square images: --task images")
+        return
+    has_legal_side = LEAST_SIDE <= config.side <= LARGEST_SIDE
+    if not has_legal_side or not 1 <= config.channels <= MOST_CHANNELS:
+        raise InputError(f"images of {size_in_words(config)}: must have sides from {LEAST_SIDE} to "
+                         f"{LARGEST_SIDE} px and 1 to {MOST_CHANNELS} channels")
+    if config.train_shift == "full":
+        raise InputError("--train-shift full: images have no ink that could stay on a canvas. "
+                         "Give 0 to 10 px")
+    convs = convolutions_of_width(config, config.width or 1)
+    if side_after(convs, config.side + 2 * config.padding) < 1:
+        enough = next(p for p in itertools.count() if side_after(convs, config.side + 2 * p) > 0)
+        raise InputError(f"--padding {config.padding}: images of {config.side} px are too small for "
+                         f"the convolutions of {config.model}. Give --padding {enough} or more")
+
+
+def size_in_words(config):
+    """Return the size of a Config's images, as in 32x32 px, 3 channels"""
+    plural = "" if config.channels == 1 else "s"
+    return f"{config.side}x{config.side} px, {config.channels} channel{plural}"
 
 
 def applies(f, config):
@@ -514,7 +556,7 @@ def evaluate(weights, chunks, config, workers):
                           class
       loss                what is minimized, as in loss_and_grads, mean over the digits
       margin              its first term; cross_entropy in its place where that is the loss
-      recon_mse           mean squared error per pixel, only with a decoder"""
+      recon_mse           mean squared error per pixel and channel, only with a decoder"""
     labels, predicted = [], []
     loss_sum = recon_sum = 0.0
     for chunk in chunks:
@@ -525,7 +567,8 @@ def evaluate(weights, chunks, config, workers):
         loss, _ = classification_loss(out, chunk, config)
         loss_sum += loss * size
         if "recon" in out:
-            target = chunk["images"][:, None].astype(out["scores"].dtype) / 255       # (n, 1, H, W)
+            # (n, 1, H, W) or (n, 1, H, W, C)
+            target = chunk["images"][:, None].astype(out["scores"].dtype) / 255
             recon, _ = reconstruction_loss(out["recon"], target)
             recon_sum += recon * size
     labels = np.concatenate(labels)
@@ -542,7 +585,7 @@ def evaluate(weights, chunks, config, workers):
         "loss": loss_sum / n + config.recon_weight * (recon_sum / n),
         loss_name(config): loss_sum / n}
     if "recon" in out:
-        metrics["recon_mse"] = recon_sum / n / SIDES[config.task] ** 2
+        metrics["recon_mse"] = recon_sum / n / math.prod(image_shape(config))
     return metrics
 
 
@@ -583,7 +626,7 @@ def rng_for(seed, purpose, *key):
 
 
 BOX = 28                           # side of an MNIST image, px
-SIDES = {"affnist": 40, "mnist": 28}                           # of each task's canvas, px
+SIDES = {"affnist": 40, "mnist": 28}       # of the canvas of a task of digits, px; see image_side
 CHUNK = 2048                       # digits drawn at once, so that memory does not grow with all
 # affNIST's ranges of the factors of an affine transformation: degrees, x per y, scale factors
 RANGES = {"rotation": (-20.0, 20.0), "shear": (-0.2, 0.2),
@@ -597,7 +640,23 @@ TEST_SETS = {                      # of each task: key of the result, kind of di
                 ("centered", "centered", "affine digits, centered"),
                 ("affine", "affine", "affine digits, any position"),
                 ("real_affine", "real", "affNIST's own digits")),
-    "mnist": (("test", "test", "test digits"),)}
+    "mnist": (("test", "test", "test images"),),
+    IMAGES: (("test", "test", "test images"),)}
+
+
+def image_side(config):
+    """Return the side of the images that a network sees, without their padding, px"""
+    if config.task == IMAGES:
+        return config.side
+    return SIDES[config.task]
+
+
+def image_shape(config):
+    """Return the shape of the images that a network sees: (H, W) of one channel, or (H, W, C)"""
+    side = image_side(config)
+    if config.channels == 1:
+        return side, side
+    return side, side, config.channels
 
 
 def place_digits(images, corners, side):
@@ -634,6 +693,31 @@ def translate_digits(images, side, max_shift, rng):
         shifts = rng.integers(-max_shift, max_shift + 1, (len(images), 2))
         corners = (side - BOX) // 2 + shifts
     return place_digits(images, corners, side)
+
+
+def shift_images(images, max_shift, rng):
+    """Return each image, (n, H, W) or (n, H, W, C), translated at random by up to max_shift whole
+    px along each axis; what comes in from outside is 0"""
+    if max_shift == 0:
+        return images
+    n, height, width = images.shape[:3]
+    margin = max_shift, max_shift
+    no_margins = [(0, 0)] * (images.ndim - 3)                  # of channels
+    padded = np.pad(images, [(0, 0), margin, margin, *no_margins])
+    windows = sliding_window_view(padded, (height, width), axis=(1, 2))
+    rows, columns = rng.integers(0, 2 * max_shift + 1, (2, n))
+    shifted = windows[np.arange(n), rows, columns]                     # (n, H, W) or (n, C, H, W)
+    if images.ndim == 4:
+        shifted = np.moveaxis(shifted, 1, -1)
+    return shifted
+
+
+def translate(images, shift, config, rng):
+    """Return images of the data as the network sees them, uint8: translated at random by up to
+    `shift` px along each axis (see translate_digits), digits on the task's canvas"""
+    if config.task == IMAGES:
+        return shift_images(images.reshape(-1, *image_shape(config)), shift, rng)
+    return translate_digits(images, SIDES[config.task], shift, rng)
 
 
 def affine_matrix(rotation, shear, scale_y, scale_x):
@@ -708,12 +792,13 @@ def resample_affine(images, inverses, centers, side):
 
 
 def stream_digits(data, config, kind, factors=None):
-    """Yield validation or test digits in dicts of at most CHUNK: images (n, side, side) uint8 and
-    labels (n,) int64. Each chunk has its own random generator.
+    """Yield validation or test digits in dicts of at most CHUNK: images (n, *image_shape(config))
+    uint8 and labels (n,) int64. Each chunk has its own random generator.
 
     kind:
       val           validation digits, translated as in training
-      test          test digits, translated as in training, but with --task mnist as they are
+      test          test digits, translated as in training, but as they are with --task mnist or
+                    images
       any_position  test digits translated to any position with all ink on the canvas
       affine        test digits transformed and placed at any position
       centered      the same, but at the center of the canvas, or as near to it as their ink allows
@@ -736,9 +821,10 @@ def stream_digits(data, config, kind, factors=None):
 
 
 def draw_digits_of_kind(images, kind, config, rng, factors):
-    """Return images of a kind of digits on canvases, (n, side, side) uint8; see stream_digits"""
-    n, side = len(images), SIDES[config.task]
+    """Return images of a kind of digits on canvases, (n, *image_shape(config)) uint8; see
+    stream_digits"""
     if kind in ("affine", "centered"):
+        n, side = len(images), SIDES[config.task]
         if factors is None:
             factors = {name: rng.uniform(*bounds, n) for name, bounds in RANGES.items()}
         matrices = np.broadcast_to(affine_matrix(**factors), (n, 2, 2))
@@ -748,9 +834,11 @@ def draw_digits_of_kind(images, kind, config, rng, factors):
         shift = None
     elif config.task == "mnist":
         shift = 0
+    elif config.task == IMAGES and kind == "test":
+        shift = 0
     else:
         shift = max_shift(config)
-    return translate_digits(images, side, shift, rng)
+    return translate(images, shift, config, rng)
 
 
 def training_rows(data, config):
@@ -774,7 +862,7 @@ def endless_permutations(rows, rng):
 
 def epoch_samples(data, epoch, config):
     """Yield the randomly translated training digits of one epoch in chunks of whole batches: images
-    (n, side, side) uint8, labels (n,) int64 and, with dropout, dropout_mask (n, units) float32,
+    (n, *image_shape(config)) uint8, labels (n,) int64 and, with dropout, dropout_mask (n, units) float32,
     each entry 0 or 1 / (1 - dropout). Every digit appears once before any digit appears again."""
     images, labels = data["train"]
     known = training_rows(data, config) if config.n_per_class else len(labels)
@@ -785,7 +873,7 @@ def epoch_samples(data, epoch, config):
         rows = np.fromiter(itertools.islice(order, n), np.int64)
         rng = rng_for(config.seed, BATCHES, epoch, k)
         samples = {
-            "images": translate_digits(images[rows], SIDES[config.task], max_shift(config), rng),
+            "images": translate(images[rows], max_shift(config), config, rng),
             "labels": labels[rows].astype(np.int64)}
         if config.dropout:
             n_units = hidden_units(config.model, matched_width(config))[-1]
@@ -808,14 +896,19 @@ LABELS_PER_IMAGE = 1
 
 
 def image_shapes(config):
-    """Return the shapes of the images that prepare_images takes: of a canvas, and of a digit"""
+    """Return the shapes of the images that prepare_images takes: of a canvas, and of a digit; of
+    task images the only one, (H, W) or (H, W, C)"""
+    if config.task == IMAGES:
+        return (image_shape(config),)
     side = SIDES[config.task]
     return (side, side), (BOX, BOX)
 
 
 def prepare_images(images, config):
-    """Return images as forward takes them, (n, side, side) float32 in [0, 1]. images:
-    (n, side, side) uint8, or (n, 28, 28), which are placed at the center"""
+    """Return images as forward takes them, (n, *image_shape(config)) float32 in [0, 1]. images:
+    uint8 of that shape or, of digits, (n, 28, 28), which are placed at the center"""
+    if config.task == IMAGES:
+        return images.reshape(-1, *image_shape(config)) / np.float32(255)
     margin = (SIDES[config.task] - images.shape[1]) // 2
     return np.pad(images, ((0, 0), (margin, margin), (margin, margin))) / np.float32(255)
 
@@ -1125,6 +1218,13 @@ def convolutions_of_width(config, width):
     return convs
 
 
+def side_after(convs, side):
+    """Return the side of the output of some convolutions, px, of an input whose side is `side`;
+    below 1 if it is too small for them"""
+    side_out, _, _ = field_grid(convs, side)
+    return side_out
+
+
 def field_grid(convs, side):
     """Return the side of the output of some convolutions, px, and where the centers of its
     receptive fields lie along an axis of their input, whose side is `side`: the first center and
@@ -1145,7 +1245,7 @@ def field_grid(convs, side):
 def receptive_field_centers(config):
     """Return the centers (x, y) of the receptive fields of the last convolution, from -1 to 1 over
     the image without its padding, (positions, 2), row by row"""
-    inner = SIDES[config.task]
+    inner = image_side(config)
     side, first, distance = field_grid(convolutions(config), inner + 2 * config.padding)
     pixels = first - config.padding + distance * np.arange(side)           # in the image
     along = (pixels - (inner - 1) / 2) / (inner / 2)
@@ -1195,10 +1295,11 @@ def parameters_of_width(config, width):
     elsewhere."""
     table = {}
     convs = convolutions_of_width(config, width)
-    channels = 1
+    channels = config.channels
     for conv in convs:
         shape = (conv.K, conv.K, channels, conv.F)
-        if conv.name == "conv1":       # im2col_rows has unrolled the rows of a window to channels
+        if conv.name == "conv1" and channels == 1:
+            # im2col_rows has unrolled the rows of a window to channels
             shape = (1, conv.K, conv.K, conv.F)
         table[conv.name + "_w"] = normal(shape, 1 if conv.name == "primary" else 2)
         if config.norm == "batch":
@@ -1208,7 +1309,7 @@ def parameters_of_width(config, width):
             table[conv.name + "_b"] = constant(0, conv.F)
         channels = conv.F
     J = config.n_classes
-    side, _, _ = field_grid(convs, SIDES[config.task] + 2 * config.padding)
+    side = side_after(convs, image_side(config) + 2 * config.padding)
     n_positions = side * side
     if config.model in ROUTED:
         n_types = TYPES[config.preset]
@@ -1222,7 +1323,7 @@ def parameters_of_width(config, width):
         table |= dense_layers("fc", (n_features, *hidden_units(config.model, width), J))
     if config.recon_weight:
         first, second = DECODER[config.preset]
-        n_pixels = SIDES[config.task] ** 2
+        n_pixels = math.prod(image_shape(config))              # and channels
         # All inputs but D are masked
         table |= dense_layers("dec", (J * D, first, second, n_pixels), fan_in=D)
     return table
@@ -1332,7 +1433,7 @@ def loss_and_grads(params, batch, config, share=1.0):
 def forward(params, images, config, digits=None, statistics=None, dropout_mask=None):
     """Compute the outputs of the network and a cache for backward.
 
-    images: (N, side, side), pixel values in [0, 1]. digits: (N,), whose capsules are decoded; None
+    images: (N, *image_shape(config)), pixel values in [0, 1]. digits: (N,), whose capsules are decoded; None
     for the longest. statistics: a dict in training, which receives the mean and variance of each
     normalization; None in evaluation, which uses the running ones in params. dropout_mask:
     (N, units), of a CNN in training.
@@ -1342,7 +1443,7 @@ def forward(params, images, config, digits=None, statistics=None, dropout_mask=N
               logits
       v       class vectors, (N, J, D): digit capsules or, of vector-gap and vector-gmp, vectors;
               not of a CNN
-      recon   the reconstruction, (N, 1, side, side); only with a decoder
+      recon   the reconstruction, (N, 1, *image_shape(config)); only with a decoder
       u       primary capsules, (N, I, E), with I in the order (row, column, type); only of capsnet
               and capsnet-shared
     """
@@ -1353,7 +1454,8 @@ def forward(params, images, config, digits=None, statistics=None, dropout_mask=N
     if config.recon_weight:
         if digits is None:
             digits = out["scores"].argmax(1)
-        out["recon"], decoder_cache = decoder_forward(params, out["v"], digits[:, None])
+        out["recon"], decoder_cache = decoder_forward(params, out["v"], digits[:, None],
+                                                      config.channels)
     return out, (convs_cache, head_cache, decoder_cache)
 
 
@@ -1361,9 +1463,7 @@ def convolutions_forward(params, images, config, statistics):
     """Pad the images and compute all convolutions (see Conv). Return x (N, side, side, C) and a
     cache: for each convolution the Conv, the caches of its parts and its output. statistics: see
     forward"""
-    p = config.padding
-    padded = np.pad(images, ((0, 0), (p, p), (p, p)))
-    x = im2col_rows(padded, params["conv1_w"].shape[1])                               # (H, N, W, C)
+    x = padded_input(params, images, config)                                          # (H, N, W, C)
     caches = []
     for conv in convolutions(config):
         x, conv_cache = conv2d_forward(x, params[conv.name + "_w"], conv.stride)
@@ -1380,6 +1480,17 @@ def convolutions_forward(params, images, config, statistics):
     return x.swapaxes(0, 1), caches                                             # (N, side, side, C)
 
 
+def padded_input(params, images, config):
+    """Return images with their padding as the first convolution takes them, (H, N, W, C). Of one
+    channel its C are the rows under a kernel, see im2col_rows"""
+    margin = config.padding, config.padding
+    if config.channels == 1:
+        padded = np.pad(images, ((0, 0), margin, margin))
+        return im2col_rows(padded, params["conv1_w"].shape[1])
+    padded = np.pad(images, ((0, 0), margin, margin, (0, 0)))
+    return np.ascontiguousarray(padded.swapaxes(0, 1))
+
+
 def conv_norm_forward(params, x, name, statistics):
     """Compute the normalization of this name; statistics: see forward. Return y and a cache"""
     running = None
@@ -1392,7 +1503,7 @@ def conv_norm_forward(params, x, name, statistics):
 
 def convolutions_backward(dx, caches, grads, need_dx=False):
     """Put the gradients of all convolutions into grads. dx: (N, side, side, C). Return the gradient
-    with respect to im2col_rows' output, (H-K+1, N, W, K), or None unless needed"""
+    with respect to padded_input's output, or None unless needed"""
     dx = dx.swapaxes(0, 1)                                                            # (H, N, W, C)
     for conv, conv_cache, norm_cache, pool_cache, y in reversed(caches):
         if conv.name != "primary":
@@ -1575,9 +1686,10 @@ def sigmoid(x):
     return 0.5 * np.tanh(0.5 * x) + 0.5
 
 
-def decoder_forward(params, v, digits):
+def decoder_forward(params, v, digits, channels=1):
     """Reconstruct each of digits (N, R) from its vector in v (N, J, D), the others masked. Return
-    the reconstructions, (N, R, side, side), and a cache"""
+    the reconstructions, (N, R, side, side) or, of several channels, (N, R, side, side, channels),
+    and a cache"""
     N, J, D = v.shape
     kept = np.eye(J, dtype=v.dtype)[digits][..., None]                                # (N, R, J, 1)
     masked = (v[:, None] * kept).reshape(-1, J * D)                                     # (N*R, J*D)
@@ -1586,9 +1698,10 @@ def decoder_forward(params, v, digits):
     y2, cache2 = linear_forward(y1, params["dec2_w"], params["dec2_b"])
     y2 = np.maximum(y2, 0)
     y3, cache3 = linear_forward(y2, params["dec3_w"], params["dec3_b"])
-    y3 = sigmoid(y3)                                                                 # (N*R, pixels)
-    side = math.isqrt(y3.shape[1])
-    return y3.reshape(*digits.shape, side, side), (kept, cache1, y1, cache2, y2, cache3, y3)
+    y3 = sigmoid(y3)                                                      # (N*R, pixels * channels)
+    side = math.isqrt(y3.shape[1] // channels)
+    shape = (side, side) if channels == 1 else (side, side, channels)
+    return y3.reshape(*digits.shape, *shape), (kept, cache1, y1, cache2, y2, cache3, y3)
 
 
 def decoder_backward(drecon, cache, grads):
@@ -1966,7 +2079,8 @@ def load_data(config, download=True):
     Digits "auto": synthetic digits replace MNIST, with a notice, where it cannot be had.
     download=False: do not download it. Return a dict of
       source            "mnist", "synthetic" or another data set's name
-      train, val, test  (images, labels) each: (n, 28, 28) and (n,), both uint8
+      train, val, test  (images, labels) each: (n, 28, 28) and (n,), both uint8; of task images
+                        also (n, side, side) or (n, side, side, channels)
       n_classes         only of other data
       names             of the classes, only of other data with a file labels.txt"""
     if config.affnist_dir:                                     # refused now, not after the training
@@ -2047,7 +2161,8 @@ def read_idx(path):
 
 
 def read_idx_folder(place):
-    """Read a data set's four idx files into load_data's dict.
+    """Read a data set's four idx files into load_data's dict. Images have three dimensions, or four
+    with channels last.
 
     place: a folder, or FOLDER/PREFIX of the files' names where a folder holds several data sets.
     EMNIST, recognized by its names, is stored transposed. Labels may begin at 1. Of MNIST the last
@@ -2112,16 +2227,16 @@ def read_names(path, n_classes):
 
 
 def count_classes(data):
-    """Return the number of classes. Raise InputError unless the splits that data have are as
-    load_data returns them"""
+    """Return the number of classes. Raise InputError unless the splits that data have are uint8
+    images, of any size, and labels"""
     n_classes = data.get("n_classes", 10 if data["source"] in DIGIT_NAMES else 2)
-    for split in sorted(data.keys() & {"train", "val", "test"}):
+    for split in splits_of(data):
         where = f"{data['source']}, {split}"
         images, labels = map(np.asarray, data[split])
         n = len(images)
-        if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or n == 0:
+        if images.dtype != np.uint8 or images.ndim not in (3, 4) or n == 0:
             raise InputError(f"{where}: images are {images.dtype} {images.shape}. "
-                             "Give gray levels, uint8 (n, 28, 28)")
+                             "Give uint8 (n, 28, 28) or, with --task images, " + SIZES_IN_WORDS)
         are_whole_numbers = labels.dtype.kind in "iu" and labels.shape == (n,)
         if not are_whole_numbers or labels.min() < 0 or labels.max() > 61:
             raise InputError(f"{where}: labels are {labels.dtype} {labels.shape}. "
@@ -2130,9 +2245,56 @@ def count_classes(data):
     return n_classes
 
 
+SIZES_IN_WORDS = (f"square ones, (n, side, side) or (n, side, side, channels), with sides from "
+                  f"{LEAST_SIDE} to {LARGEST_SIDE} and 1 to {MOST_CHANNELS} channels")
+
+
+def splits_of(data):
+    """Return which of train, val and test are in load_data's dict, sorted"""
+    return sorted(data.keys() & {"train", "val", "test"})
+
+
+def size_of_images(data):
+    """Return side and number of channels of the images. Raise InputError unless all are square and
+    of one size that --task images takes"""
+    sizes = {}
+    for split in splits_of(data):
+        shape = np.shape(data[split][0])
+        height, width = shape[1:3]
+        channels = shape[3] if len(shape) == 4 else 1
+        has_legal_side = height == width and LEAST_SIDE <= height <= LARGEST_SIDE
+        if not has_legal_side or not 1 <= channels <= MOST_CHANNELS:
+            raise InputError(f"{data['source']}, {split}: images are {shape}. "
+                             f"Give {SIZES_IN_WORDS}")
+        sizes[split] = height, channels
+    first = min(sizes)
+    for split, size in sizes.items():
+        if size != sizes[first]:
+            raise InputError(f"{data['source']}, {split}: images are "
+                             f"{np.shape(data[split][0])}, and those of {first} "
+                             f"{np.shape(data[first][0])}. Give all the same size")
+    return sizes[first]
+
+
+def check_digits(data, config):
+    """Raise InputError unless the images have the size of MNIST's digits, which a task needs"""
+    for split in splits_of(data):
+        shape = np.shape(data[split][0])
+        if shape[1:] != (BOX, BOX):
+            raise InputError(f"{data['source']}, {split}: images are {shape}. --task {config.task} "
+                             "is for gray digits, uint8 (n, 28, 28). Other square images, gray or "
+                             "in color: --task images")
+
+
 def fit_to_data(config, data):
-    """Return a Config with the data's number of classes"""
-    return dataclasses.replace(config, n_classes=count_classes(data))
+    """Return a Config with the data's number of classes and, of task images, with the side and the
+    channels of the images"""
+    n_classes = count_classes(data)
+    if config.task != IMAGES:
+        check_digits(data, config)
+        return dataclasses.replace(config, n_classes=n_classes)
+    side, channels = size_of_images(data)
+    return dataclasses.replace(config, n_classes=n_classes, side=side, channels=channels)
 
 
 def class_names(data):
@@ -2687,6 +2849,14 @@ def check_same(path, theirs, given, may_differ):
                              "Give that, or name another file or folder")
 
 
+def check_same_size(path, theirs, config):
+    """Raise InputError unless the network of a file, whose Config is `theirs`, was trained on
+    images of the size that a Config has"""
+    if image_shape(theirs) != image_shape(config):
+        raise InputError(f"{path}: was trained on images of {size_in_words(theirs)}, and these have "
+                         f"{size_in_words(config)}. Give images of its size")
+
+
 def check_classes(path, state, config, data):
     """Raise InputError unless the network of a file has the layers of a Config and the classes of
     the data"""
@@ -2927,6 +3097,7 @@ def test_saved(args):
     config = tested_config(args, trained)
     data = load_data(config)
     config = fit_to_data(config, data)
+    check_same_size(args.load, trained, config)
     check_classes(args.load, state, config, data)
     if args.outdir is None:
         return test_again(args.load, trained, config, data, state)

@@ -158,7 +158,7 @@ class Guide:
         if not Path(path).exists():
             raise InputError(f"--load {path}: no such place. Give a weights file or a run's folder")
         others = ""
-        conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task != "mnist"), (
+        conditions = (lambda c: c.model == "capsnet"), (lambda c: c.task == "affnist"), (
             lambda c: c.data != "shapes")
         for module, condition in zip(NETWORKS, conditions):
             with contextlib.suppress(module.InputError):

@@ -4,7 +4,7 @@
 # dependencies = ["numpy>=2.0.0", "imageio>=2.31.0"]
 # ///
 """Make a data set of your own: turn pictures, arrays or other files into four files like MNIST's in OUT, which the
-digit experiments train on.
+digit experiments train on; or, with --as images, into four files of images of any kind for affnist_capsnet.py.
 
 DATA is one of these, or several of its files. "train", "test" or "val" in the name of a folder, file or array says
 which part of the data it holds:
@@ -18,15 +18,23 @@ of mass lies at the center of 28x28 px, as MNIST's digits are. A frame or box ar
 28x28 px that are light on dark stay as they are, unless --center is given. Where no part is for testing, a seventh of
 each class is. The order is mixed, except that of MNIST itself.
 
+With --as images --side N each picture keeps its colors (--gray: it does not) and its background. It is cropped to the
+square in its middle and scaled to N x N px. Arrays keep their channels, at most four. Train on such a data set with
+affnist_capsnet.py --task images.
+
 In Python, make does the same with arrays:
 
     from make_idx import make
     make("data", (images, labels))                             # or make("data", (images, labels), (images, labels))
+    make("data", (images, labels), kind="images", side=32)
 
     python3 make_idx.py drawings data                          # seconds
     python3 affnist_capsnet.py --data-dir data                 # then train on it
+    python3 make_idx.py photographs data --as images --side 32
+    python3 affnist_capsnet.py --task images --data-dir data
 """
 import collections
+import dataclasses
 import hashlib
 import os
 import re
@@ -38,6 +46,7 @@ import zlib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
+from affnist_capsnet import LARGEST_SIDE, LEAST_SIDE, MNIST
 from lab.data import (
     ENDINGS,
     FRAMED,
@@ -47,20 +56,21 @@ from lab.data import (
     as_array,
     choose_test_images,
     contents,
+    gray_levels,
     idx_bytes,
     is_emnist,
     is_junk,
     is_like_mnist,
     mnist_of,
-    read_picture,
+    read_pixels,
     text_lines,
     upright,
     visible,
     write_files,
 )
+from lab.images import arrays_to_images, in_words, is_colorful, picture_to_image
 from lab.messages import InputError, Parser, Progress, command_line, counted, run_cli
 from lab.tables import LABELS, read_bytes, read_names, read_table
-from multimnist_capsnet import MNIST
 
 import numpy as np
 
@@ -75,11 +85,62 @@ EMNIST = {26: string.ascii_uppercase, 47: string.digits + string.ascii_uppercase
           62: string.digits + string.ascii_uppercase + string.ascii_lowercase}          # number of classes: names
 
 OBJECTS = "Object arrays"          # in NumPy's message on arrays of Python objects
-WRITTEN = *MNIST, "labels.txt", "test-files.txt"                       # the names of all files in OUT
+WITH_CHANNELS = *(name.replace("idx3", "idx4") for name in MNIST if "idx3" in name),    # files of images with channels
+WRITTEN = *MNIST, *WITH_CHANNELS, "labels.txt", "test-files.txt"       # the names of all files in OUT
+IN_COLOR = "in color, and turned into gray digits; to keep what it shows: --as images --side 32"
 
 # Images of a part of a data set: part, "train", "test", "val" or "" (not said); images (n, 28, 28) uint8; labels, n
 # names; files, n names of pictures, or None
 Chunk = collections.namedtuple("Chunk", "part images labels files")
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How pictures and arrays become images: as digits, or as they are but for their size. Raise InputError for what
+    does not go together"""
+    kind: str = ""                 # digits, images or "", not said: as digits
+    center: bool = False           # of digits: center also images of 28x28 px that are light on dark
+    side: int = None               # of images, px
+    gray: bool = False             # of images: without their colors
+
+    def __post_init__(self):
+        if self.kind not in ("", "digits", "images"):
+            raise InputError(f"--as {self.kind}: must be digits or images")
+        if self.kind == "images":
+            if self.center:
+                raise InputError("--center: is for --as digits. Leave it out")
+            if self.side is None:
+                raise InputError(f"--as images: needs --side N, from {LEAST_SIDE} to {LARGEST_SIDE} px, such as --side "
+                                 "32")
+            if not LEAST_SIDE <= self.side <= LARGEST_SIDE:
+                raise InputError(f"--side {self.side}: must be from {LEAST_SIDE} to {LARGEST_SIDE}")
+        elif self.side is not None or self.gray:
+            raise InputError("--side and --gray: are for --as images. Give that, too, or leave them out")
+
+    def picture(self, path):
+        """Return a picture file as an image, uint8, and what was noticed, a set of words"""
+        if self.kind == "images":
+            return picture_to_image(path, self.side, self.gray)
+        pixels, is_deep = read_pixels(path)
+        image, noticed = mnist_of(gray_levels(pixels, is_deep), self.center)
+        if self.kind == "" and not is_deep and is_colorful(pixels):
+            noticed = {*noticed, IN_COLOR}
+        return image, noticed
+
+    def arrays(self, images, report):
+        """Return arrays as images, (n, ...) uint8, and what was done to how many, a Counter of words"""
+        if self.kind == "images":
+            return arrays_to_images(images, self.side, self.gray, report)
+        return arrays_to_mnist(images, report, self.center)
+
+    def in_words(self):
+        """Return what is said of all images"""
+        if self.kind == "images":
+            return f"as images of {self.side}x{self.side} px, cropped and scaled, otherwise as they are"
+        return "as digits: gray, light on dark, the ink at the center of 28x28 px (others: --as images --side 32)"
+
+
+DIGITS = How()
 
 
 # -------------------------------------------------------------- names
@@ -141,8 +202,8 @@ def names_of(labels):
 
 # -------------------------------------------------------------- folders
 
-def read_folder(folder, progress, center=False):
-    """Yield the Chunks in a folder. center: as of arrays_to_mnist. Raise InputError for what cannot be read"""
+def read_folder(folder, progress, how=DIGITS):
+    """Yield the Chunks in a folder. how: a How. Raise InputError for what cannot be read"""
     folder = innermost(folder)
     inside = visible(folder)
     split = [path.name for path in inside if "\\" in path.name and path.is_file()]
@@ -151,12 +212,12 @@ def read_folder(folder, progress, center=False):
         raise InputError(f"{folder}: has folders within names of files, such as {split[0]}: a program on Windows made "
                          "the archive. Unpack it with: unzip ARCHIVE.zip -d FOLDER")
     if any(IDX_NAME.fullmatch(path.name) for path in inside):
-        yield from read_idx_files(folder, "", center)
+        yield from read_idx_files(folder, "", how)
         return
     folders = [path for path in inside if path.is_dir()]
     files = [path for path in inside if ARRAYS.search(path.name)]
     if files and not folders:
-        yield from read_files(files, center)
+        yield from read_files(files, how)
         return
     parts = [(part_of(path.name), path) for path in folders]
     split = [(part, path) for part, path in parts if part and any(below.is_dir() for below in visible(path))]
@@ -164,7 +225,7 @@ def read_folder(folder, progress, center=False):
         raise InputError(f"{folder}: {', '.join(path.name for path in folders)} hold no folders of classes. Put the "
                          "pictures of each class into a folder of its own")
     for part, path in split or [("", folder)]:
-        yield from read_classes(path, part, folder, progress, center)
+        yield from read_classes(path, part, folder, progress, how)
 
 
 def innermost(folder):
@@ -185,7 +246,7 @@ def innermost(folder):
         folder = folders[0]
 
 
-def read_classes(folder, part, root, progress, center=False):
+def read_classes(folder, part, root, progress, how=DIGITS):
     """Yield a Chunk of each class: of the pictures of each folder in a folder. root: files are named from there"""
     notes, n_pictures = collections.Counter(), 0
     for of_class in [path for path in visible(folder) if path.is_dir()]:
@@ -193,15 +254,17 @@ def read_classes(folder, part, root, progress, center=False):
         for k, path in enumerate(paths):
             progress.step(f"{of_class}: {k} of {len(paths)} pictures read")
             try:
-                image, noticed = mnist_of(read_picture(path), center)
+                image, noticed = how.picture(path)
             except InputError as error:
-                raise InputError(f"{path}: {error}. Mend or remove this file") from None
+                kept = "" if how.kind == "images" else ", or keep pictures as they are: --as images --side 32"
+                raise InputError(f"{path}: {error}. Mend or remove this file{kept}") from None
             images.append(image)
             notes.update(noticed)
         if not images:
             raise InputError(f"{of_class}: has 0 PNG or JPEG files. Give at least {MIN_IMAGES} of each class, or "
                              "remove this folder")
-        notes[LEFT] += int((~is_like_mnist(np.stack(images))).sum())
+        if how.kind != "images":
+            notes[LEFT] += int((~is_like_mnist(np.stack(images))).sum())
         n_pictures += len(images)
         files = [path.relative_to(root).as_posix() for path in paths]
         yield Chunk(part, np.stack(images), [composed(of_class.name)] * len(images), files)
@@ -229,7 +292,7 @@ def left_out(folder, used):
 
 # -------------------------------------------------------------- files
 
-def read_idx_files(folder, prefix, center=False):
+def read_idx_files(folder, prefix, how=DIGITS):
     """Yield the Chunks of the idx files in a folder whose names begin with a prefix. EMNIST, recognized by these names,
     is stored transposed. The names of the classes are those of a labels.txt, if the folder has one"""
     found, prefixes, arrays = collections.defaultdict(dict), set(), {}
@@ -263,7 +326,7 @@ def read_idx_files(folder, prefix, center=False):
                 raise InputError(f"{folder}: has labels from {first} to {last}, and labels.txt has "
                                  f"{counted(len(known), 'name')}. Give one a line for labels from 0 or 1, or remove it")
             names = [known[label - first] for label in labels.tolist()]
-        yield chunk(part, images, names, where, center)
+        yield chunk(part, images, names, where, how)
 
 
 def read_idx(path):
@@ -276,7 +339,7 @@ def read_idx(path):
         raise InputError(f"{path}: damaged, or not an idx file. Get the file again") from None
 
 
-def read_files(paths, center=False):
+def read_files(paths, how=DIGITS):
     """Yield the Chunks of CSV, .npy and .npz files. Several .npy files whose names say neither images nor labels, and
     no part, hold a class each, by its name. Raise InputError for others"""
     arrays = {}
@@ -285,11 +348,11 @@ def read_files(paths, center=False):
         of_classes = []
     for path in paths:
         if path.name.lower().removesuffix(".gz").endswith(".csv"):
-            yield chunk(part_of(path.name), *read_csv(path), path, center)
+            yield chunk(part_of(path.name), *read_csv(path), path, how)
             continue
         if path in of_classes:
             array = arrays_of(path)[""]
-            yield chunk(part_of(path.stem), array, [composed(path.stem)] * len(array), path, center)
+            yield chunk(part_of(path.stem), array, [composed(path.stem)] * len(array), path, how)
             continue
         if path.suffix.lower() not in (".npy", ".npz"):
             fault = "is no CSV, .npy or .npz file" if path.is_file() else "no such file or folder"
@@ -307,7 +370,7 @@ def read_files(paths, center=False):
             raise InputError(f"{paths[0]}: lacks the {part} images or labels. Name the arrays images and labels, or "
                              "x_train, y_train, x_test and y_test")
         path, images = arrays[part, "images"]
-        yield chunk(part, images, arrays[part, "labels"][1], path, center)
+        yield chunk(part, images, arrays[part, "labels"][1], path, how)
 
 
 def arrays_of(path, needs_all=True):
@@ -343,7 +406,7 @@ def read_csv(path, needs_labels=True):
     return table.levels, table.labels
 
 
-def chunk(part, images, labels, where, center=False):
+def chunk(part, images, labels, where, how=DIGITS):
     """Return the Chunk of arrays of images and labels. where: their file, or what they are called in messages"""
     progress = Progress()
     if isinstance(where, Path):
@@ -352,7 +415,7 @@ def chunk(part, images, labels, where, center=False):
             progress.say(f"{where}: {words}")
     try:
         names = names_of(labels)
-        images, notes = arrays_to_mnist(images, lambda text: progress.step(f"{where}: {text}"), center)
+        images, notes = how.arrays(images, lambda text: progress.step(f"{where}: {text}"))
         if len(images) != len(names):
             raise InputError(f"has {len(images)} images and {len(names)} labels. Give a label for each image")
     except InputError as error:
@@ -366,6 +429,9 @@ def chunk(part, images, labels, where, center=False):
 def data_set_of(chunks, seed):
     """Return Chunks as the files of a data set, {name: bytes}, and a summary and further lines that say what was done.
     Raise InputError for classes that have too few images"""
+    shapes = {each.images.shape[3:] for each in chunks}
+    if len(shapes) > 1:
+        raise InputError(f"has images with several numbers of channels ({in_words(shapes)}). Give one, or --gray")
     images = np.concatenate([each.images for each in chunks])
     named = [label for each in chunks for label in each.labels]
     parts = [each.part for each in chunks for _ in each.labels]
@@ -414,8 +480,8 @@ def ordered(images, labels, is_test, seed):
     mixed = {part: np.random.default_rng((seed, 0, 0)).permutation(some) for part, some in rows.items()}
     for order in rows, mixed:
         idx = {f"{part}-{kind}-ubyte": idx_bytes(array[some]) for part, some in order.items()
-               for kind, array in (("images-idx3", images), ("labels-idx1", labels))}
-        if all(hashlib.sha256(idx[name]).hexdigest() == digest for name, digest in MNIST.items()):
+               for kind, array in ((f"images-idx{images.ndim}", images), ("labels-idx1", labels))}
+        if all(hashlib.sha256(idx.get(name, b"")).hexdigest() == digest for name, digest in MNIST.items()):
             break
     return order, idx
 
@@ -423,47 +489,57 @@ def ordered(images, labels, is_test, seed):
 def check_out(out, replace=False):
     """Raise InputError if a folder holds files of a data set. With replace it may hold one of this program's"""
     there = sorted(path.name for path in out.glob("*") if path.name in WRITTEN or IDX_NAME.fullmatch(path.name))
-    is_ours = {*there} <= {*WRITTEN} and {*there} >= {*MNIST, "labels.txt"}
+    n_files = len({*there} & {*MNIST, *WITH_CHANNELS})
+    is_ours = {*there} <= {*WRITTEN} and n_files == 4 and "labels.txt" in there
     if there and not (replace and is_ours):
         raise InputError(f"{out}: holds a data set or a part of one ({there[0]}). Give another folder, or remove its "
                          "files")
 
 
-def make(out, train, test=None, seed=0, center=False):
+def make(out, train, test=None, seed=0, center=False, kind="", side=None, gray=False):
     """Write arrays as a data set into a folder, in place of one that `make` or this program wrote there, and print what
     was done.
 
-    train, test: (images, labels), images as `arrays_to_mnist` takes them, labels numbers or names; without test, a
-    seventh of each class is for testing. center: whether images of 28x28 px that are light on dark are scaled and
-    centered, too, as all others are. Raise InputError for other arrays."""
+    train, test: (images, labels), images as `arrays_to_mnist` or, of kind "images", `arrays_to_images` takes them,
+    labels numbers or names; without test, a seventh of each class is for testing. center: whether images of 28x28 px
+    that are light on dark are scaled and centered, too, as all others are. kind, side, gray: see How. Raise InputError
+    for other arrays."""
+    how = How(kind, center, side, gray)
     out, chunks = Path(out), []
     check_out(out, replace=True)
     for part, arrays in (("train", train), ("test", test)):
         if arrays is not None or part == "train":
             if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
                 raise InputError(f"{part} is of type {type(arrays).__name__}. Give a pair, (images, labels)")
-            chunks.append(chunk(part, *arrays, part, center))
+            chunks.append(chunk(part, *arrays, part, how))
     files, said = data_set_of(chunks, seed)
     write_files(out, files)
     for name in {*WRITTEN} - {*files}:                                  # of the data set that was there
         (out / name).unlink(missing_ok=True)
-    Progress().say("\n  ".join([f"wrote {out}: {said[0]}", *said[1:]]))
+    Progress().say("\n  ".join([f"wrote {out}: {said[0]}", how.in_words(), *said[1:]]))
 
 
 def main():
     parser = Parser(description=__doc__)
-    parser.usage = "%(prog)s DATA [DATA ...] OUT [--seed N] [--center]"
+    parser.usage = "%(prog)s DATA [DATA ...] OUT [--as digits|images] [--side N] [--gray] [--seed N] [--center]"
     parser.add_argument("sources", type=Path, nargs="+", metavar="DATA", help="a folder with a folder of pictures for "
                         "each class, idx files, CSV files, or .npz or .npy files")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder for the four files, labels.txt (the names of the "
                         "classes) and, of pictures, test-files.txt (the files of the test images in their order)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the choice of test images and of the "
                         "order (default: 0)")
+    parser.add_argument("--as", dest="kind", choices=("digits", "images"), default="", help="digits: gray, light on "
+                        "dark, centered like MNIST's; images: as they are, cropped to a square of --side px, for "
+                        "affnist_capsnet.py --task images (default: digits)")
+    parser.add_argument("--side", type=int, metavar="N", help=f"of --as images, px, from {LEAST_SIDE} to "
+                        f"{LARGEST_SIDE}")
+    parser.add_argument("--gray", action="store_true", help="turn colors into gray levels [--as images only]")
     parser.add_argument("--center", action="store_true", help="scale and center also images of 28x28 px that are light "
                         "on dark")
     args = parser.parse_args()
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0")
+    how = How(args.kind, args.center, args.side, args.gray)
     check_out(args.out)
     for source in args.sources:
         if source.is_dir() and args.out.resolve().is_relative_to(source.resolve()):
@@ -472,15 +548,15 @@ def main():
     for source in args.sources:
         match = IDX_NAME.fullmatch(source.name)
         if source.is_dir():
-            found = list(read_folder(source, progress, args.center))
+            found = list(read_folder(source, progress, how))
             chunks += [each._replace(part=each.part or part_of(source.name)) for each in found]
         elif match or not source.suffix and any(source.parent.glob(source.name + "*ubyte*")):
             idx_files.add((source.parent, match[1] if match else source.name))
         else:
             files.append(source)
     for folder, prefix in sorted(idx_files):
-        chunks += read_idx_files(folder, prefix, args.center)
-    chunks += read_files(files, args.center)
+        chunks += read_idx_files(folder, prefix, how)
+    chunks += read_files(files, how)
     try:
         if not chunks:
             raise InputError("holds no folders of pictures, and no idx, CSV, .npy or .npz files. Give one that does")
@@ -497,8 +573,10 @@ def main():
                             + ", ..." * (len({*names}) > 5))
     n_train = len(content["train-labels-idx1-ubyte"]) - 8
     script = Path(sys.argv[0]).parent / "affnist_capsnet.py"
-    said.append("train on it: " + command_line(script, "--data-dir", args.out, "--n-train", min(12_000, 100 * n_train)))
-    progress.say("\n  ".join([f"wrote {args.out}: {said[0]}", *said[1:]]))
+    task = ["--task", "images"] if how.kind == "images" else []
+    said.append("train on it: " + command_line(script, *task, "--data-dir", args.out, "--n-train",
+                                               min(12_000, 100 * n_train)))
+    progress.say("\n  ".join([f"wrote {args.out}: {said[0]}", how.in_words(), *said[1:]]))
 
 
 if __name__ == "__main__":

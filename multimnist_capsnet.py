@@ -1876,7 +1876,8 @@ def count_classes(data):
         n = len(images)
         if images.dtype != np.uint8 or images.shape[1:] != (28, 28) or n == 0:
             raise InputError(f"{where}: images are {images.dtype} {images.shape}. "
-                             "Give gray levels, uint8 (n, 28, 28)")
+                             "Give gray digits, uint8 (n, 28, 28). Other square images, gray or "
+                             "in color: affnist_capsnet.py --task images")
         are_whole_numbers = labels.dtype.kind in "iu" and labels.shape == (n,)
         if not are_whole_numbers or labels.min() < 0 or labels.max() > 61:
             raise InputError(f"{where}: labels are {labels.dtype} {labels.shape}. "

@@ -46,6 +46,7 @@ from lab.data import (
     upright,
 )
 from lab.files import check_writable, write_atomically, write_csv
+from lab.images import picture_to_image
 from lab.messages import InputError, Parser, Progress, counted, run_cli
 from lab.tables import read_names
 
@@ -91,6 +92,11 @@ class Network:
     def is_of_digits(self):
         """Return whether it was trained on MNIST's digits or on the synthetic ones, all of which are centered"""
         return self.source in getattr(self.module, "DIGIT_NAMES", ())
+
+    @property
+    def is_of_any_images(self):
+        """Return whether it was trained on any images, as they were, by --task images"""
+        return getattr(self.config, "task", "") == "images"
 
     @property
     def scaled(self):
@@ -148,7 +154,9 @@ def predict(network, images, reconstruct=False, center=None):
 
     images: an array (n, H, W) or (H, W), or a list of them, of any size, or pictures of the package PIL, or paths of
     picture files; (n, H * H), (n, 1 or 3, H, W) and (n, H, W, 1, 3 or 4) are taken, too; toys have two cameras,
-    (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1.
+    (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1. Networks of --task images take images of the side and
+    the channels that they were trained on, as they are: uint8, or floats from 0 to 1, (n, *shape) or, with channels
+    first, (n, C, H, W).
     reconstruct: whether the result has reconstructions.
     center: whether images of the network's size are scaled and centered, too, as all others are; None: where the
     network was trained on MNIST's digits and the ink is smaller, larger or farther from the center than theirs.
@@ -190,6 +198,9 @@ def classified(network, inputs, notes, in_doubt, reconstruct=False):
 def prepared(network, images, center=None):
     """Return images as a network takes them, what was done to how many, {words: number}, and which are in doubt, (n,)
     bool. center: as in predict"""
+    if network.is_of_any_images:
+        inputs = as_they_are(network, images, center)
+        return inputs, {}, np.zeros(len(inputs), bool)
     grays, notes = gray_images(images, (*network.sides, 28, 32), network.n_cameras)
     if network.n_cameras == 2:
         notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
@@ -198,6 +209,51 @@ def prepared(network, images, center=None):
     notes += noticed
     inputs = inputs_of(network, found, notes)
     return inputs, dict(+notes), in_doubt
+
+
+def refuse_centering(network, center):
+    """Raise InputError if images are to be centered for a network that takes them as they are"""
+    if center and network.is_of_any_images:
+        raise InputError("--center: is for digits, and this network takes images as they are. Leave it out")
+
+
+def as_they_are(network, images, center=None):
+    """Return images for a network of --task images, which takes them as they are. Raise InputError for any that do not
+    have its side and its channels, or for values of which it is not clear what they mean"""
+    refuse_centering(network, center)
+    [shape] = network.module.image_shapes(network.config)
+    channels = shape[2] if len(shape) == 3 else 1
+    wanted = f"This network takes uint8, or floats from 0 to 1, {('n', *shape)}".replace("'", "")
+    try:
+        array = np.asarray(images)
+    except ValueError:
+        raise InputError(f"images have several sizes. {wanted}") from None
+    last = (*shape[:2], channels)
+    first = (channels, *shape[:2])
+    if array.shape in (shape, last):           # one image alone; with channels first it would be as
+        array = array[None]                    # good as several gray images
+    if array.shape[1:] == first:
+        array = np.moveaxis(array, 1, -1)
+    if array.shape[1:] not in (shape, last) or len(array) == 0:
+        raise InputError(f"images are {array.dtype} {array.shape}. {wanted}")
+    if array.dtype.kind == "f":
+        if not (array.min() >= 0 and array.max() <= 1):        # also NaN
+            raise InputError(f"images are floats from {array.min():.3g} to {array.max():.3g}. {wanted}")
+        array = np.rint(array * np.float32(255)).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise InputError(f"images are {array.dtype}. {wanted}")
+    return network.module.prepare_images(array, network.config)
+
+
+def picture_as_it_is(network, path):
+    """Return a picture file as a network of --task images takes it, what was done to it, {words: 1}, and whether it is
+    in doubt, (1,). Raise InputError if the network's channels are neither gray nor red, green and blue"""
+    [(side, _, *channels)] = network.module.image_shapes(network.config)
+    if channels not in ([], [3]):
+        raise InputError(f"a picture does not say what the {channels[0]} channels of this network are. Give arrays, "
+                         f"(n, {side}, {side}, {channels[0]}), in a .npy file")
+    image, words = picture_to_image(path, side, gray=not channels)
+    return network.module.prepare_images(image[None], network.config), dict.fromkeys(words, 1), np.zeros(1, bool)
 
 
 def prepared_pictures(network, grays, center=None):
@@ -266,6 +322,7 @@ def resized(network, gray):
 
 def predict_files(network, paths, progress, center=None):
     """Yield a path, a name for each image in it and their Prediction. Raise InputError for what cannot be read"""
+    refuse_centering(network, center)
     for path in paths:
         if path.name.lower().endswith((".npy", ".npz", ".csv", ".csv.gz")):
             images = images_in(path, progress)
@@ -278,7 +335,10 @@ def predict_files(network, paths, progress, center=None):
         files, prepared_files = pictures_in(path), []
         for k, file in enumerate(files):
             try:
-                prepared_files.append(prepared_pictures(network, [read_picture(file)], center))
+                if network.is_of_any_images:
+                    prepared_files.append(picture_as_it_is(network, file))
+                else:
+                    prepared_files.append(prepared_pictures(network, [read_picture(file)], center))
             except InputError as error:
                 raise InputError(f"{file}: {error}. Mend it, or leave it out") from None
             progress.step(f"{k + 1} of {len(files)} pictures read")

@@ -88,6 +88,8 @@ FOREST = [                         # rows of render.forest: heading, or label, f
 # ---------------------------------------------------------------- helpers
 
 def show_image(ax, image, title="", color="black"):
+    if image.ndim == 3:
+        image = figures.drawn_channels(image)
     ax.imshow(image, cmap="gray_r", vmin=0, vmax=1 if image.dtype.kind == "f" else 255)
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="#CCCCCC")
@@ -146,7 +148,7 @@ def draw_examples(run):
     kinds = {"any_position": "test: at\nany position", "centered": "test: affine,\ncentered",
              "affine": "test: affine,\nany position"}
     rows += [(text, class_examples(run, kind)["images"]) for kind, text in (
-        [("test", "test")] if run.config.task == "mnist" else kinds.items())]
+        kinds.items() if run.config.task == "affnist" else [("test", "test")])]
     fig = new_figure(0.85 * len(rows) + 0.6, f"{'Training and test' if 'training' in rows[0][0] else 'Test'} images" + (
         ", one of each class" if run.config.n_classes <= 10 else " of the first ten classes"),
                      f"{data_name(run.data['source'])}, {'x'.join(map(str, rows[-1][1].shape[1:]))} px"
@@ -161,7 +163,7 @@ def draw_examples(run):
 
 def draw_reconstructions(run):
     """Draw one test digit of each class, and its reconstruction from the longest digit capsule."""
-    kinds = [("test", "test")] if run.config.task == "mnist" else [("test", "translated"), ("affine", "affine")]
+    kinds = [("test", "translated"), ("affine", "affine")] if run.config.task == "affnist" else [("test", "test")]
     fig = new_figure(1.9 * len(kinds) + 0.7,
                      f"Test images and their reconstructions from the longest {capsule_of(run)}",
                      f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "

@@ -39,7 +39,8 @@ lengths or activations of capsules, probabilities of a CNN. LABELS_PER_IMAGE cla
 history) is the list of the classes' names, [] if they have none.
 
 prepare_images(images, config) returns images as forward takes them. images: uint8, (n, *shape) with a shape of
-image_shapes(config), whose first one is the usual one: (H, W) of ink, light on dark, or (H, W, C) of C cameras.
+image_shapes(config), whose first one is the usual one: (H, W) of ink, light on dark, or (H, W, C) of C cameras; of
+networks with the setting task "images", (H, W) or (H, W, C) of any images with C channels, as they are.
 """
 import json
 import os

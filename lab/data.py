@@ -61,6 +61,12 @@ def read_picture(path):
     Larger pictures are averaged down to about WORK_SIDE px. Raise InputError if the file is no readable picture; its
     message does not name the file.
     """
+    return gray_levels(*read_pixels(path))
+
+
+def read_pixels(path):
+    """Return the pixels of a picture file, upright, and whether they are deep: (h, w, 4), red, green, blue and alpha,
+    uint8; or, if they are deep, gray levels of 16 or 32 bits, (h, w). Raise InputError as read_picture does"""
     if not Path(path).is_file():
         fault = "is a folder" if Path(path).is_dir() else "no such file"
         raise InputError(f"{fault}. Give a PNG or JPEG file")
@@ -84,7 +90,7 @@ def read_picture(path):
     if min(pixels.shape[:2]) < MIN_SIDE:
         size = " x ".join(map(str, pixels.shape[1::-1]))
         raise InputError(f"has {size} px. Give a picture of at least {MIN_SIDE} x {MIN_SIDE} px")
-    return gray_levels(pixels, plain)
+    return pixels, plain
 
 
 def gray_levels(pixels, is_deep):

@@ -334,12 +334,23 @@ def perturbed_reconstructions(experiment, params, config, v, label):
     """Reconstruct a digit from its capsule with each dimension perturbed (Sabour et al. 2017, section 5.1, Fig. 4).
 
     experiment: the module of the network, multimnist_capsnet or affnist_capsnet. v: the capsule of class `label`, (D,).
-    Return images, (D, 11, side, side), one row per dimension, one column for each of PERTURBATIONS.
+    Return images, (D, 11, side, side) or, in color, (D, 11, side, side, channels), one row per dimension, one column
+    for each of PERTURBATIONS.
     """
     capsules = v + PERTURBATIONS[:, None, None] * np.eye(len(v), dtype=v.dtype)         # (11, D, D)
     capsules = capsules.swapaxes(0, 1).reshape(-1, 1, len(v)).repeat(config.n_classes, 1)     # (D * 11, J, D)
-    pixels, _ = experiment.decoder_forward(params, capsules.astype(v.dtype), np.full((len(capsules), 1), label))
-    return pixels.reshape(len(v), len(PERTURBATIONS), *pixels.shape[-2:])
+    more = [config.channels] if hasattr(config, "channels") else []
+    pixels, _ = experiment.decoder_forward(params, capsules.astype(v.dtype), np.full((len(capsules), 1), label), *more)
+    return pixels.reshape(len(v), len(PERTURBATIONS), *pixels.shape[2:])
+
+
+def drawn_channels(images):
+    """Return images with channels, (..., H, W, C), as they are drawn: three in color, as they are; others side by side,
+    as gray images (..., H, C * W)"""
+    *_, width, channels = images.shape
+    if channels == 3:
+        return images
+    return np.moveaxis(images, -1, -2).reshape(*images.shape[:-2], channels * width)
 
 
 def show_perturbations(ax, images):
@@ -349,7 +360,11 @@ def show_perturbations(ax, images):
         images = images / brightest
         add_note(ax.figure, f"This decoder's reconstructions are faint, as after little training: {brightest:.2f}, the "
                  "brightest pixel of column 0, is drawn white.")
-    show_montage(ax, images[..., None].repeat(3, -1), [f"{step:+.2f}" if step else "0" for step in PERTURBATIONS],
+    if images.ndim == 5:
+        images = drawn_channels(images)
+    if images.ndim == 4:                                       # gray: as red, green and blue
+        images = images[..., None].repeat(3, -1)
+    show_montage(ax, images, [f"{step:+.2f}" if step else "0" for step in PERTURBATIONS],
                  [f"dim. {k}" for k in range(1, len(images) + 1)], gap=2)
 
 

@@ -128,6 +128,9 @@ def make(module, name, network, config, data, kind=Network, **hooks):
     if network is None:
         state = train(module, fitted, data, **hooks)
         return kind(name, fitted, fitted, module.weights_of(state), state["history"], data)
+    if fitted != config and fitted.n_classes == config.n_classes:
+        raise InputError(f"{name}: was trained on images of {module.size_in_words(config)}, and these have "
+                         f"{module.size_in_words(fitted)}. Give its own data as --data-dir")
     if fitted != config:
         raise InputError(f"{name}: was trained on {config.n_classes} classes, and these data have {fitted.n_classes}. "
                          "Give its own data as --data-dir")

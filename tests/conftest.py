@@ -136,6 +136,19 @@ def toy_digits(seed=0, n=60):
     return digits
 
 
+def toy_images(side, channels, n_classes=10, n=40):
+    """What load_data returns, of images in color, (n, side, side, channels), or gray, (n, side, side): a pattern of
+    each class, with noise. No channel is like another"""
+    rng = np.random.default_rng(side + channels)
+    shape = (side, side, channels) if channels > 1 else (side, side)
+    patterns = rng.integers(0, 200, (n_classes, *shape))
+    images = {"source": "pictures"}
+    for split in ("train", "val", "test"):
+        labels = np.arange(n) % n_classes
+        images[split] = (patterns[labels] + rng.integers(0, 56, (n, *shape))).astype(np.uint8), labels
+    return images
+
+
 @pytest.fixture(scope="session")
 def digits():
     return toy_digits()

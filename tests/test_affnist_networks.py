@@ -31,6 +31,13 @@ NETWORKS = {
     "with dropout": tiny("cnn-dense", preset="small"), "not normalized": tiny("capsnet-shared", norm="none"),
     "the paper's": tiny("capsnet", preset="small"), "not padded": tiny("capsnet-shared", padding=0),
     "padded by 3": tiny("cnn-gap", padding=3), "mnist": tiny("capsnet-shared", task="mnist")}
+SIZES = {                          # of images other than digits, for each model: side, channels
+    "capsnet-shared": (21, 3), "capsnet": (20, 2), "vector-gap": (23, 3), "vector-gmp": (22, 1), "cnn-gap": (25, 3),
+    "cnn-gmp": (21, 2), "cnn-dense": (23, 1), "cnn": (21, 3)}
+NETWORKS |= {f"{model}, images": tiny(model, task="images", side=side, channels=channels)
+             for model, (side, channels) in SIZES.items()}
+NETWORKS |= {"the paper's, images": tiny("capsnet", preset="small", task="images", side=21, channels=3),
+             "not padded, images": tiny("capsnet-shared", padding=0, task="images", side=29, channels=2)}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +59,12 @@ def few_units():
 
 
 float64 = functools.partial(conftest.float64, module=ac, shifted=("_b", "_beta"))
-batch_of = functools.partial(conftest.batch_of, n=3, module=ac)
+
+
+def batch_of(digits, config):
+    """The first training samples of a run, of digits or, with task images, of images of the Config's size"""
+    data = digits if config.task != "images" else conftest.toy_images(config.side, config.channels)
+    return conftest.batch_of(data, config, n=3, module=ac)
 
 
 def loss_of(params, batch, config, statistics=()):

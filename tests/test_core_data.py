@@ -105,12 +105,13 @@ def test_files_that_do_not_fit_are_refused(script, tmp_path):
     """In one line; more images than labels, images of another size, too many classes, no whole file, a file missing"""
     write_data(tmp_path)
     for name, array, words in (("train-labels-idx1-ubyte", np.arange(9) % 3, ", train: labels are .* Give 48"),
-                               ("train-images-idx3-ubyte", np.zeros((48, 32, 32)), r", train: images are .*48, 32, 32"),
+                               ("train-images-idx3-ubyte", np.zeros((48, 32, 32)), r", (train|val): images are .*, "
+                                r"32, 32\).* gray digits, uint8 \(n, 28, 28\)\. Other .*: .*--task images"),
                                ("t10k-labels-idx1-ubyte", np.full(12, 99), ", test: labels are .*from 0 to 61")):
         write_data(tmp_path)
         write_idx(tmp_path / name, array)
         with pytest.raises(script.InputError, match=words):
-            script.read_idx_folder(tmp_path)
+            script.fit_to_data(script.Config(), script.read_idx_folder(tmp_path))
     write_data(tmp_path, prefix="emnist-")
     write_idx(tmp_path / "emnist-train-images-idx3-ubyte", np.arange(9))
     with pytest.raises(script.InputError, match=r", train: images are uint8 \(9,\)"):

@@ -1,0 +1,176 @@
+"""Pictures and arrays as square images of one size, gray or in color, as they are otherwise: for --task images."""
+import collections
+import math
+
+import numpy as np
+
+from .data import (
+    ORIENTATION,
+    UPRIGHT,
+    WORK_SIDE,
+    as_arrays,
+    block_means,
+    gray_levels,
+    is_picture,
+    read_pixels,
+    resample,
+)
+from .messages import InputError
+
+LEAST_SIDE, MOST_CHANNELS = 8, 4   # of arrays that may be images
+CROPPED = "no square: cropped to the square in the middle"
+GRAYED = "colors were turned into gray levels"
+GRAY = "gray: red, green and blue are equal"
+MOVED = "channels moved from the first axis to the last"
+
+
+# -------------------------------------------------------------- pictures
+
+def on_white(pixels):
+    """Return pixels with transparency, (h, w, 4) uint8, as colors on white, (h, w, 3) float64 from 0 to 1. Larger ones
+    are averaged down until their shorter side has about WORK_SIDE px"""
+    colors = block_means(pixels, max(1, min(pixels.shape[:2]) // WORK_SIDE)) / 255
+    alpha = colors[..., 3:]
+    return colors[..., :3] * alpha + (1 - alpha)
+
+
+def color_picture(path):
+    """Return a picture file in color, (h, w, 3) float64 from 0 to 1: of a gray one the three are equal. Raise
+    InputError as read_picture does"""
+    pixels, is_deep = read_pixels(path)
+    if is_deep:
+        return np.stack([gray_levels(pixels, is_deep)] * 3, -1)
+    return on_white(pixels)
+
+
+def color_of_picture(picture):
+    """Return a picture of the package PIL in color, as color_picture does"""
+    turn = UPRIGHT.get(picture.getexif().get(ORIENTATION), np.asarray)
+    return on_white(turn(np.asarray(picture.convert("RGBA"))))
+
+
+def is_colorful(pixels):
+    """Return whether the pixels of a picture, (h, w, 4) uint8, have strong colors over much of it: more than lamplight
+    on paper"""
+    every = max(1, min(pixels.shape[:2]) // 100)
+    colors = pixels[::every, ::every, :3].astype(int)
+    return np.ptp(colors, axis=-1).mean() > 0.3 * 255
+
+
+def gray_level_of(colors):
+    """Return the gray levels of colors, (..., 3) -> (...), as bright as they are seen (ITU-R BT.601)"""
+    return colors @ np.array([0.299, 0.587, 0.114])
+
+
+def cropped_to_square(image, side):
+    """Return the square in the middle of an image, (h, w) or (h, w, C) from 0 to 1, scaled to a side, as uint8: each
+    pixel is the mean of the area that it covers"""
+    height, width = image.shape[:2]
+    inner = min(height, width)
+    top, left = (height - inner) // 2, (width - inner) // 2
+    square = image[top:top + inner, left:left + inner].reshape(inner, inner, -1)
+    if inner != side:
+        scale = side / inner
+        square = np.stack([resample(channel, side, side, scale=scale) for channel in np.moveaxis(square, -1, 0)], -1)
+    return np.rint(255 * square).clip(0, 255).astype(np.uint8).reshape(side, side, *image.shape[2:])
+
+
+def done_to(shape, side):
+    """Return the words for what cropped_to_square does to an image of a shape, a set"""
+    words = set()
+    if shape[0] != shape[1]:
+        words.add(CROPPED)
+    if min(shape[:2]) != side:
+        words.add(f"scaled to {side}x{side} px")
+    return words
+
+
+def picture_to_image(path, side, gray):
+    """Return a picture file as an image, (side, side, 3) or, if gray, (side, side) uint8, and what was done to it, a
+    set of words. Raise InputError as read_picture does"""
+    image = color_picture(path)
+    words = done_to(image.shape, side)
+    is_gray = np.ptp(image, axis=-1).max() < 1e-9
+    if gray:
+        image = gray_level_of(image)
+        if not is_gray:
+            words.add(GRAYED)
+    elif is_gray:
+        words.add(GRAY)
+    return cropped_to_square(image, side), words
+
+
+# -------------------------------------------------------------- arrays
+
+def arrays_to_images(images, side, gray, report=lambda text: None):
+    """Return images as (n, side, side) or (n, side, side, C) uint8, and what was done to how many, a Counter of words.
+
+    images: (n, H, W), (n, H * H), (n, H, W, C) or (n, C, H, W) with 1 to 4 channels, or a list of images, arrays or
+    pictures of the package PIL: uint8, or any numbers from 0 to 255 or from 0 to 1. gray: red, green and blue become a
+    gray level. report(text) hears how far it is. Raise InputError for what is no image, or for several numbers of
+    channels."""
+    if isinstance(images, (list, tuple)) and any(map(is_picture, images)):
+        images = [np.rint(255 * color_of_picture(image)).astype(np.uint8) if is_picture(image) else image
+                  for image in images]
+    notes = collections.Counter()
+    parts = [channels_last(part, notes) for part in as_arrays(images)]
+    kinds = {part.shape[3:] for part in parts}
+    if len(kinds) > 1:
+        raise InputError(f"images have several numbers of channels ({in_words(kinds)}). Give one")
+    unit = largest_level(parts)
+    found = []
+    n = sum(map(len, parts))
+    for part in parts:
+        if gray and part.ndim == 4:
+            part = in_gray(part)
+            notes[GRAYED] += len(part)
+        for words in done_to(part.shape[1:], side):
+            notes[words] += len(part)
+        for image in part:
+            if len(found) % 1000 == 0:
+                report(f"{len(found)} of {n} images read")
+            found.append(cropped_to_square(image / unit, side))
+    return np.stack(found), +notes
+
+
+def in_words(shapes):
+    """Return numbers of channels in words, as in "1, 3", of the last axes of shapes"""
+    return ", ".join(str(math.prod(shape)) for shape in sorted(shapes))
+
+
+def channels_last(array, notes):
+    """Return an array of images as (n, H, W), or as (n, H, W, C) of 2 to 4 channels, and count in notes what moved.
+    Raise InputError for other arrays"""
+    given = f"{array.dtype} {array.shape}"
+    if array.ndim == 2 and math.isqrt(array.shape[1]) ** 2 == array.shape[1]:
+        array = array.reshape(len(array), math.isqrt(array.shape[1]), -1)
+    if array.ndim == 4 and array.shape[1] <= MOST_CHANNELS < array.shape[3]:
+        array = np.moveaxis(array, 1, -1)
+        notes[MOVED] += len(array)
+    if array.ndim == 4 and array.shape[3] == 1:
+        array = array[..., 0]
+    has_channels = array.ndim == 3 or (array.ndim == 4 and array.shape[3] <= MOST_CHANNELS)
+    if not has_channels or min(array.shape[1:3]) < LEAST_SIDE:
+        raise InputError(f"images are {given}. Give (n, H, W) or, with 1 to 4 channels, (n, H, W, C)")
+    return array
+
+
+def largest_level(parts):
+    """Return the level of white in arrays: 255, or 1 where no number is larger. Raise InputError for levels of which it
+    is not clear what they mean"""
+    if all(part.dtype == np.uint8 for part in parts):
+        return 255
+    least = min(float(part.min()) for part in parts)
+    largest = max(float(part.max()) for part in parts)
+    if not (least >= 0 and largest <= 255):                    # also NaN
+        raise InputError(f"images have levels from {least:.3g} to {largest:.3g}. Give 0 to 255, or 0 to 1, before any "
+                         "normalization")
+    return 1 if largest <= 1 else 255
+
+
+def in_gray(part):
+    """Return images in color, (n, H, W, 3), as gray levels. Raise InputError for other channels"""
+    if part.shape[3] != 3:
+        raise InputError(f"--gray: is for red, green and blue, and these images have {part.shape[3]} channels. "
+                         "Leave it out")
+    return gray_level_of(part)
