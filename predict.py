@@ -154,9 +154,9 @@ def predict(network, images, reconstruct=False, center=None):
 
     images: an array (n, H, W) or (H, W), or a list of them, of any size, or pictures of the package PIL, or paths of
     picture files; (n, H * H), (n, 1 or 3, H, W) and (n, H, W, 1, 3 or 4) are taken, too; toys have two cameras,
-    (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1. Networks of --task images take images of the side and
-    the channels that they were trained on, as they are: uint8, or floats from 0 to 1, (n, *shape) or, with channels
-    first, (n, C, H, W).
+    (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1. Networks of --task images take images of the side
+    and the channels that they were trained on, as they are: uint8, or floats from 0 to 1, (n, *shape) or, with
+    channels first, (n, C, H, W).
     reconstruct: whether the result has reconstructions.
     center: whether images of the network's size are scaled and centered, too, as all others are; None: where the
     network was trained on MNIST's digits and the ink is smaller, larger or farther from the center than theirs.
