@@ -58,7 +58,7 @@ Deviations from the paper:
 Examples, with times on two cores:
   python3 affnist_capsnet.py                         3 minutes: train capsnet-shared
   python3 affnist_capsnet.py --load                  1 minute: evaluate the pretrained network
-  python3 affnist_capsnet.py --model cnn-gap         2 minutes: train a CNN with global average pooling
+  python3 affnist_capsnet.py --model cnn-gap         2 minutes: a CNN with global average pooling
 """
 import argparse
 import base64
@@ -101,6 +101,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 EXPERIMENT = "affnist_capsnet"
+# a tuple, since other experiments have several
 PRETRAINED = (Path(__file__).resolve().with_name("weights") / "affnist_capsnet-shared.npz",)
 # Axis legend, in the shape comments at line ends:
 #   N batch   H W height, width   C channels in   F channels out   K kernel side
@@ -156,7 +157,8 @@ class Config:
     another type or out of bounds, or if it differs from the default although the setting does not
     apply beside the others."""
     task: str = setting("affnist", "mnist: 28x28 px, tested on MNIST as it is; images: any square "
-                        "images, gray or in color, as they are", choices=("affnist", "mnist", IMAGES))
+                        "images, gray or in color, as they are",
+                        choices=("affnist", "mnist", IMAGES))
     digits: str = setting("auto", "auto: MNIST, else synthetic", test=True,
                           choices=("auto", "mnist", "synthetic"))
     data_dir: str = setting("", "folder of idx files; else $MNIST_DIR or download",
@@ -186,8 +188,9 @@ class Config:
                         choices=("batch", "none"))
     padding: int = setting(None, "px of background around the canvas; 8 for models without votes "
                            "on deep, 0 for task mnist, 4 for task images on deep", low=0, high=20)
-    squash: str = setting("all", "last: of class capsules; relu: ReLU of primary capsules, no "
-                          "squash", choices=("all", "last", "none", "relu"), only=ONLY_CAPSULES)
+    squash: str = setting("all", "last: of class capsules alone; relu: ReLU of primary capsules, "
+                          "no squash at all", choices=("all", "last", "none", "relu"),
+                          only=ONLY_CAPSULES)
     routing_iters: int = setting(None, "1: no routing; of capsnet 3", low=1, high=50, test=True,
                                  only={"model": ROUTED})
     seed: int = setting(0, "of all random numbers; same seed, same bits",
@@ -199,7 +202,7 @@ class Config:
     lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6)
     lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
     warmup: int = setting(None, "steps of linear warm-up", low=0, high=100_000)
-    muon: float = setting(None, "relative step of Muon, twice --lr; 0: Adam for all",
+    muon: float = setting(None, "step of Muon, relative to a kernel's norm: twice --lr; 0: Adam",
                           low=0, high=1, only=NORMALIZED)
     loss: str = setting(None, "of capsule lengths |v_j|; cross-entropy: -log(|v_t| / sum_j |v_j|) "
                         "for class t", choices=("margin", "cross-entropy"), only=ONLY_CAPSULES)
@@ -327,11 +330,11 @@ def check_image_size(config):
     if config.train_shift == "full":
         raise InputError("--train-shift full: images have no ink that could stay on a canvas. "
                          "Give 0 to 10 px")
-    convs = convolutions_of_width(config, config.width or 1)
+    convs = convolutions_of_width(config, config.width or 1)   # sides do not depend on the width
     if side_after(convs, config.side + 2 * config.padding) < 1:
         enough = next(p for p in itertools.count() if side_after(convs, config.side + 2 * p) > 0)
-        raise InputError(f"--padding {config.padding}: images of {config.side} px are too small for "
-                         f"the convolutions of {config.model}. Give --padding {enough} or more")
+        raise InputError(f"--padding {config.padding}: images of {config.side} px are too small "
+                         f"for the convolutions of {config.model}. Give --padding {enough} or more")
 
 
 def size_in_words(config):
@@ -432,7 +435,8 @@ def has_reached(accuracy, epochs):
 
 
 def steps_per_epoch(config, data):
-    """Return the number of batches of an epoch; the last one may be smaller"""
+    """Return the number of batches of an epoch; the last one may be smaller. data: of other
+    experiments the number depends on them"""
     return math.ceil(config.n_train / config.batch_size)
 
 
@@ -748,7 +752,8 @@ def transform_digits(images, matrices, rng, side):
     pixels = np.mgrid[:BOX, :BOX] - (BOX - 1) / 2                                      # (2, 28, 28)
     mapped = np.einsum("nij,jyx->niyx", matrices, pixels)                           # (n, 2, 28, 28)
     is_ink = images[:, None] > 0
-    margin = np.abs(matrices).sum(2)         # at this distance from its pixel interpolated ink is 0
+    # At this distance from its pixel interpolated ink is 0, so that 1 less is still inked
+    margin = np.abs(matrices).sum(2)
     low = mapped.min((2, 3), where=is_ink, initial=0) - margin + 1                      # (n, 2)
     high = mapped.max((2, 3), where=is_ink, initial=0) + margin - 1
     room = side - 1 - (high - low)       # the center lies between -low and -low + room
@@ -796,9 +801,8 @@ def stream_digits(data, config, kind, factors=None):
     uint8 and labels (n,) int64. Each chunk has its own random generator.
 
     kind:
-      val           validation digits, translated as in training
-      test          test digits, translated as in training, but as they are with --task mnist or
-                    images
+      val           validation digits, translated as in training; with --task mnist as they are
+      test          test digits, translated as in training; with --task mnist or images as they are
       any_position  test digits translated to any position with all ink on the canvas
       affine        test digits transformed and placed at any position
       centered      the same, but at the center of the canvas, or as near to it as their ink allows
@@ -862,8 +866,9 @@ def endless_permutations(rows, rng):
 
 def epoch_samples(data, epoch, config):
     """Yield the randomly translated training digits of one epoch in chunks of whole batches: images
-    (n, *image_shape(config)) uint8, labels (n,) int64 and, with dropout, dropout_mask (n, units) float32,
-    each entry 0 or 1 / (1 - dropout). Every digit appears once before any digit appears again."""
+    (n, *image_shape(config)) uint8, labels (n,) int64 and, with dropout, dropout_mask (n, units)
+    float32, each entry 0 or 1 / (1 - dropout). Every digit appears once before any digit appears
+    again."""
     images, labels = data["train"]
     known = training_rows(data, config) if config.n_per_class else len(labels)
     order = endless_permutations(known, rng_for(config.seed, BATCHES, epoch))
@@ -892,7 +897,7 @@ def to_batch(samples, rows, dtype=np.float32):
     return batch
 
 
-LABELS_PER_IMAGE = 1
+LABELS_PER_IMAGE = 1               # for predict.py, as are image_shapes and prepare_images
 
 
 def image_shapes(config):
@@ -1017,7 +1022,7 @@ def routing_forward(u_hat, n_iters, squash_forward=squash_forward):
     iteration skips that update, which nothing would use.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients.
-    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v,
+    squash_forward: what computes v from s; --squash of affNIST can leave the squash out. Return v,
     (N, J, D), and a cache for routing_backward: u_hat and, of every iteration, c, v and the cache
     of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is the same for all
     samples and output capsules."""
@@ -1433,10 +1438,10 @@ def loss_and_grads(params, batch, config, share=1.0):
 def forward(params, images, config, digits=None, statistics=None, dropout_mask=None):
     """Compute the outputs of the network and a cache for backward.
 
-    images: (N, *image_shape(config)), pixel values in [0, 1]. digits: (N,), whose capsules are decoded; None
-    for the longest. statistics: a dict in training, which receives the mean and variance of each
-    normalization; None in evaluation, which uses the running ones in params. dropout_mask:
-    (N, units), of a CNN in training.
+    images: (N, *image_shape(config)), pixel values in [0, 1]. digits: (N,), whose capsules are
+    decoded; None for the longest. statistics: a dict in training, which receives the mean and
+    variance of each normalization; None in evaluation, which uses the running ones in params.
+    dropout_mask: (N, units), of a CNN in training.
 
     Return out and the caches of convolutions, head and decoder. out is a dict of
       scores  (N, J), by which classes are predicted: the lengths of the class vectors; of a CNN
@@ -1460,7 +1465,8 @@ def forward(params, images, config, digits=None, statistics=None, dropout_mask=N
 
 
 def convolutions_forward(params, images, config, statistics):
-    """Pad the images and compute all convolutions (see Conv). Return x (N, side, side, C) and a
+    """Pad the images and compute all convolutions (see Conv), with rows first, as layers have it
+    (see conv2d_forward). Return x (N, side, side, C) and a
     cache: for each convolution the Conv, the caches of its parts and its output. statistics: see
     forward"""
     x = padded_input(params, images, config)                                          # (H, N, W, C)
@@ -1475,7 +1481,7 @@ def convolutions_forward(params, images, config, statistics):
         if conv.pool:
             x, pool_cache = max_pool_forward(x)
         if conv.name != "primary":
-            np.maximum(x, 0, out=x)    # x of pool_cache changes, too: max_pool_backward allows it
+            np.maximum(x, 0, out=x)    # in place: y of pool_cache changes, which it may
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
     return x.swapaxes(0, 1), caches                                             # (N, side, side, C)
 
@@ -2207,7 +2213,8 @@ def read_idx_folder(place):
         data["n_classes"] = count_classes(data)
         if (where / "labels.txt").is_file():
             data["names"] = read_names(where / "labels.txt", data["n_classes"])
-        held_out = rng_for(0, DATA, 2).permutation(n_train) < -(-n_train // 12)
+        n_held_out = -(-n_train // 12)                         # a twelfth, rounded up
+        held_out = rng_for(0, DATA, 2).permutation(n_train) < n_held_out      # 2: a key of its own
     images, labels = data["train"]
     data["train"] = images[~held_out], labels[~held_out]
     data["val"] = images[held_out], labels[held_out]
@@ -2532,7 +2539,7 @@ def load(path):
         group, slash, param = name.partition("/")
         if slash and group not in GROUPS:
             raise not_ours
-        if slash:                                      # earlier versions wrote names without one
+        if slash:                      # arrays without a slash, of earlier versions, are ignored
             state[GROUPS[group]][param] = array
     config = config_of_file(path, meta["config"])
     if not fits(state["params"], config):
@@ -2720,7 +2727,7 @@ def run_folder(outdir, name):
         folder = Path(outdir)
         made = make_folder(folder)
     try:
-        if not (folder / "metrics.json").exists():
+        if not (folder / "metrics.json").exists():     # a finished run is only read
             check_writable(folder / "weights.npz")     # complain now, not after the first epoch
         yield folder
     finally:
@@ -2824,6 +2831,7 @@ def check_same_run(folder, theirs, state, config, data, init):
     if n != config.recompute_statistics:               # once recomputed, a run keeps its number
         raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
                          "Give that, or name another folder")
+    # What a file of an earlier version, or of train alone, lacks is taken as equal
     if "init" in history and history["init"] != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
@@ -2853,8 +2861,8 @@ def check_same_size(path, theirs, config):
     """Raise InputError unless the network of a file, whose Config is `theirs`, was trained on
     images of the size that a Config has"""
     if image_shape(theirs) != image_shape(config):
-        raise InputError(f"{path}: was trained on images of {size_in_words(theirs)}, and these have "
-                         f"{size_in_words(config)}. Give images of its size")
+        raise InputError(f"{path}: was trained on images of {size_in_words(theirs)}, and these "
+                         f"have {size_in_words(config)}. Give images of its size")
 
 
 def check_classes(path, state, config, data):
@@ -2931,7 +2939,8 @@ def run(config, data, state, folder):
     for path in half_written(folder):
         path.unlink()
     if (folder / "metrics.json").exists():
-        # It is of fewer epochs, and must not mark this run as finished: keep it by another name
+        # It is of fewer epochs, or finished_result had returned it, and must not mark this run as
+        # finished: keep it by another name
         n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
@@ -3221,7 +3230,7 @@ def add_settings(parser):
             kind = {"choices": f.metadata["choices"]}
         else:
             kind = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
-        if f.name == "model":                          # several, of which --help lists each once
+        if f.name == "model":          # a list, for compare.py; --help shows the choices once
             kind["nargs"] = "+"
             kind["metavar"] = "{" + ",".join(kind["choices"]) + "}", "MODEL"
         parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **kind)

@@ -171,13 +171,13 @@ class Config:
     lr: float = setting(None, "learning rate of Adam", low=1e-9, high=1e6)
     lr_schedule: str = setting("cosine", "cosine: decay to 0", choices=("cosine", "constant"))
     warmup: int = setting(None, "steps of linear warm-up", low=0, high=100_000)
-    muon: float = setting(None, "relative step of Muon; 0: Adam for all weights", low=0, high=1,
-                          only=NORMALIZED)
+    muon: float = setting(None, "step of Muon, relative to a kernel's norm; 0: Adam for all",
+                          low=0, high=1, only=NORMALIZED)
     recon_weight: float = setting(None, "weight of the reconstructions' summed squared error",
                                   low=0, high=1e6, only=WITH_DECODER)
-    recompute_statistics: int = setting(0, "before the test, recompute normalizations on up to N "
-                                        "training pairs", low=0, high=2000, test=True, runtime=True,
-                                        only=NORMALIZED)
+    recompute_statistics: int = setting(0, "before the test, recompute running statistics on "
+                                        "up to N training pairs", low=0, high=2000, test=True,
+                                        runtime=True, only=NORMALIZED)
     threads: int = setting(0, "0: one per core; results do not depend on it",
                            low=0, high=256, runtime=True)
     quiet: bool = setting(False, "print only errors", runtime=True)
@@ -342,7 +342,8 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
 
 
 def steps_per_epoch(config, data):
-    """Return the number of batches of an epoch; the last one may be smaller"""
+    """Return the number of batches of an epoch; the last one may be smaller. data: of other
+    experiments the number depends on them"""
     return math.ceil(config.n_train / config.batch_size)
 
 
@@ -545,6 +546,7 @@ def confusion_of_pairs(labels, predicted, J):
 def validate(weights, data, config, workers):
     """Return evaluate's means over the validation pairs, the same after every epoch, {"val_" +
     name: value}"""
+    # The last number, a key of the generator, is 0 for validation and 1 for test pairs
     pairs = stream_pairs(data, "val", config.n_val, config, EVALUATION, 0)
     metrics = evaluate(weights, pairs, config, workers)
     means = "exact_match", "at_least_one", loss_name(config), "loss", "recon", "recon_mse"
@@ -728,7 +730,7 @@ def to_batch(pairs, rows, dtype=np.float32):
         "labels": pairs["labels"][rows]}
 
 
-LABELS_PER_IMAGE = 2
+LABELS_PER_IMAGE = 2               # for predict.py, as are image_shapes and prepare_images
 
 
 def image_shapes(config):
@@ -821,7 +823,7 @@ def routing_forward(u_hat, n_iters, squash_forward=squash_forward):
     iteration skips that update, which nothing would use.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients.
-    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v,
+    squash_forward: what computes v from s; --squash of affNIST can leave the squash out. Return v,
     (N, J, D), and a cache for routing_backward: u_hat and, of every iteration, c, v and the cache
     of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is the same for all
     samples and output capsules."""
@@ -1202,7 +1204,7 @@ def convolutions_forward(params, images, config, statistics):
         if conv.skip == "end":
             x = x + kept
         if conv.name != "primary":
-            np.maximum(x, 0, out=x)    # x of pool_cache changes, too: max_pool_backward allows it
+            np.maximum(x, 0, out=x)    # in place: y of pool_cache changes, which it may
         caches.append((conv, conv_cache, norm_cache, pool_cache, x))
     return x.swapaxes(0, 1), caches                                             # (N, side, side, C)
 
@@ -1847,7 +1849,8 @@ def read_idx_folder(place):
         data["n_classes"] = count_classes(data)
         if (where / "labels.txt").is_file():
             data["names"] = read_names(where / "labels.txt", data["n_classes"])
-        held_out = rng_for(0, DATA, 2).permutation(n_train) < -(-n_train // 12)
+        n_held_out = -(-n_train // 12)                         # a twelfth, rounded up
+        held_out = rng_for(0, DATA, 2).permutation(n_train) < n_held_out      # 2: a key of its own
     images, labels = data["train"]
     data["train"] = images[~held_out], labels[~held_out]
     data["val"] = images[held_out], labels[held_out]
@@ -2126,7 +2129,7 @@ def load(path):
         group, slash, param = name.partition("/")
         if slash and group not in GROUPS:
             raise not_ours
-        if slash:                                      # earlier versions wrote names without one
+        if slash:                      # arrays without a slash, of earlier versions, are ignored
             state[GROUPS[group]][param] = array
     config = config_of_file(path, meta["config"])
     if not fits(state["params"], config):
@@ -2316,7 +2319,7 @@ def run_folder(outdir, name):
         folder = Path(outdir)
         made = make_folder(folder)
     try:
-        if not (folder / "metrics.json").exists():
+        if not (folder / "metrics.json").exists():     # a finished run is only read
             check_writable(folder / "weights.npz")     # complain now, not after the first epoch
         yield folder
     finally:
@@ -2420,6 +2423,7 @@ def check_same_run(folder, theirs, state, config, data, init):
     if n != config.recompute_statistics:               # once recomputed, a run keeps its number
         raise InputError(f"--recompute-statistics {config.recompute_statistics}: {folder} has {n}. "
                          "Give that, or name another folder")
+    # What a file of an earlier version, or of train alone, lacks is taken as equal
     if "init" in history and history["init"] != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
@@ -2511,7 +2515,8 @@ def run(config, data, state, folder):
     for path in half_written(folder):
         path.unlink()
     if (folder / "metrics.json").exists():
-        # It is of fewer epochs, and must not mark this run as finished: keep it by another name
+        # It is of fewer epochs, or finished_result had returned it, and must not mark this run as
+        # finished: keep it by another name
         n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
@@ -2800,7 +2805,7 @@ def add_settings(parser):
             kind = {"choices": f.metadata["choices"]}
         else:
             kind = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
-        if f.name == "model":                          # several, of which --help lists each once
+        if f.name == "model":          # a list, for compare.py; --help shows the choices once
             kind["nargs"] = "+"
             kind["metavar"] = "{" + ",".join(kind["choices"]) + "}", "MODEL"
         parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **kind)

@@ -234,12 +234,12 @@ class Config:
                              "Use --data toys or smallnorb")
 
 
-SETTINGS = [f for f in dataclasses.fields(Config) if "help" in f.metadata]
+SETTINGS = list(dataclasses.fields(Config))
 
 
 def defaults_of(config):
-    """Return {name: default} of all settings of a Config; some depend on its preset or on another
-    setting. A preset that does not exist is refused by check_setting"""
+    """Return {name: default} of all settings of a Config; some depend on its model or on other
+    settings. A model that does not exist is refused by check_setting"""
     defaults = {f.name: f.default for f in dataclasses.fields(Config)}
     defaults |= MODELS.get(config.model, USUAL)
     if config.data == "shapes":
@@ -361,8 +361,8 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     copy. Progress has such hooks. dtype: float64 is for tests.
 
     The state, a dict, is everything that a run is: params {name: array}, running (statistics of the
-    normalizations), adam_m and adam_v (moments; adam_m is also Muon's momentum), step and history.
-    Raise InputError when training diverges."""
+    normalizations), adam_m and adam_v (moments), step and history. Raise InputError when training
+    diverges."""
     config = fit_to_data(config, data)
     if state is None:
         state = initial_state(config, dtype)
@@ -757,7 +757,7 @@ def to_batch(samples, rows, dtype=np.float32):
     return batch
 
 
-LABELS_PER_IMAGE = 1
+LABELS_PER_IMAGE = 1               # for predict.py, as are image_shapes and prepare_images
 
 
 def image_shapes(config):
@@ -1366,7 +1366,7 @@ def routing_forward(u_hat, n_iters, squash_forward=squash_forward):
     iteration skips that update, which nothing would use.
 
     u_hat: votes, (N, J, I, D). n_iters: at least 1; 1 means uniform coupling coefficients.
-    squash_forward: what computes v from s; affnist_capsnet.py can leave the squash out. Return v,
+    squash_forward: what computes v from s; --squash of affNIST can leave the squash out. Return v,
     (N, J, D), and a cache for routing_backward: u_hat and, of every iteration, c, v and the cache
     of the squash. c is (N, J, I), but (1, I) in the first iteration, where it is the same for all
     samples and output capsules."""
@@ -2322,7 +2322,8 @@ def data_name(source, trained_on=None):
 
 
 def fit_to_data(config, data):
-    """Return config. Raise InputError unless data are as load_data returns them"""
+    """Return config as it is: of other experiments it gets sizes of the data. Raise InputError
+    unless data are as load_data returns them"""
     shape, dtypes = (NORB_SIDE, NORB_SIDE, 2), ("u1",)
     if config.data == "shapes":
         shape, dtypes = (SIDE, SIDE, 1), ("f4", "f8")
@@ -3195,7 +3196,7 @@ def load(path):
         group, slash, param = name.partition("/")
         if slash and group not in GROUPS:
             raise not_ours
-        if slash:                                      # earlier versions wrote names without one
+        if slash:                      # arrays without a slash, of earlier versions, are ignored
             state[GROUPS[group]][param] = array
     config = config_of_file(path, meta["config"])
     if not fits(state["params"], config):
@@ -3410,7 +3411,7 @@ def run_folder(outdir, name):
         folder = Path(outdir)
         made = make_folder(folder)
     try:
-        if not (folder / "metrics.json").exists():
+        if not (folder / "metrics.json").exists():     # a finished run is only read
             check_writable(folder / "weights.npz")     # complain now, not after the first epoch
         yield folder
     finally:
@@ -3507,10 +3508,11 @@ def check_same_run(folder, theirs, state, config, data, init):
                              f"{another}")
         settings = settings | {"n_epochs": theirs.n_epochs}    # more epochs: compare the rest
     check_same(folder, theirs, settings, ("runtime",))
+    # What a file of an earlier version, or of train alone, lacks is taken as equal
     if "init" in history and history["init"] != digest_of(init):
         raise InputError(f"{folder}: started from other weights. "
                          "Give the same --init, or another --outdir")
-    of_data = {"source": data["source"], "names": data.get("names"), "data": digest_of_data(data)}
+    of_data = {"source": data["source"], "data": digest_of_data(data)}
     if any(key in history and history[key] != value for key, value in of_data.items()):
         raise InputError(f"{folder}: was trained on {data_name(history['source'])}, on other "
                          "images or classes than are given now. Give the same data, or another "
@@ -3594,7 +3596,8 @@ def run(config, data, state, folder):
     for path in half_written(folder):
         path.unlink()
     if (folder / "metrics.json").exists():
-        # It is of fewer epochs, and must not mark this run as finished: keep it by another name
+        # It is of fewer epochs, or finished_result had returned it, and must not mark this run as
+        # finished: keep it by another name
         n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
@@ -3881,7 +3884,7 @@ def add_settings(parser):
             kind = {"choices": f.metadata["choices"]}
         else:
             kind = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
-        if f.name == "model":                          # several, of which --help lists each once
+        if f.name == "model":          # a list, for compare.py; --help shows the choices once
             kind["nargs"] = "+"
             kind["metavar"] = "{" + ",".join(kind["choices"]) + "}", "MODEL"
         parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **kind)
