@@ -12,11 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import multimnist_capsnet as capsnet  # before numpy: it sets BLAS to one thread
-from lab.files import check_writable, write_json
-from lab.messages import InputError, Parser, run_cli
+from lab.files import write_json
+from lab.messages import Parser, run_cli
 
 import numpy as np
-from multimnist_nearest import add_data_flags, untrained_result
+from multimnist_nearest import read_command_line, untrained_result
 
 RIDGE = 1e-6                       # of the mean square of an input: border pixels are never inked
 
@@ -77,15 +77,7 @@ def errors(maps, pairs):
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="training pairs (default: 72000)")
-    parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test pairs (default: 10000)")
-    add_data_flags(parser)
-    args = parser.parse_args()
-    if not 1 <= args.n_known <= 10 ** 7:
-        raise InputError(f"--n-known {args.n_known}: must be between 1 and 10,000,000")
-    config = capsnet.Config(n_test=args.n_test, digits=args.digits, data_dir=args.data_dir)
-    check_writable(args.out_json)
-    data = capsnet.load_data(config)
+    args, config, data = read_command_line(parser)
     known = capsnet.stream_pairs(data, "train", args.n_known, config, capsnet.BATCHES, 0)
     maps = fit(known, data.get("n_classes", 10))
     pairs = capsnet.stream_pairs(data, "test", config.n_test, config, capsnet.EVALUATION, 1)

@@ -77,8 +77,9 @@ def untrained_result(module, config, source, metrics):
             "versions": {"python": platform.python_version(), "numpy": np.__version__}}
 
 
-def main():
-    parser = Parser(__doc__)
+def read_command_line(parser):
+    """Read the command line of a baseline that knows some training pairs. Return its values, the
+    Config and load_data's dict."""
     parser.add_argument("--n-known", type=int, default=72000, metavar="N", help="known pairs (default: 72000)")
     parser.add_argument("--n-test", type=int, default=10000, metavar="N", help="test pairs (default: 10000)")
     add_data_flags(parser)
@@ -88,6 +89,12 @@ def main():
     config = capsnet.Config(n_test=args.n_test, digits=args.digits, data_dir=args.data_dir)
     check_writable(args.out_json)
     data = capsnet.load_data(config)
+    return args, config, data
+
+
+def main():
+    parser = Parser(__doc__)
+    args, config, data = read_command_line(parser)
     parts = list(capsnet.stream_pairs(data, "train", args.n_known, config, capsnet.BATCHES, 0))
     known, labels = (np.concatenate([part[name] for part in parts]) for name in ("composites", "labels"))
     pairs = capsnet.stream_pairs(data, "test", config.n_test, config, capsnet.EVALUATION, 1)

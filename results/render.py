@@ -417,11 +417,15 @@ def strongest_cell(results, name):
 
 
 def nearest_cell(results, name):
-    """Return what README's table says of the nearest tests: the first, and how many more there are"""
-    asked_of = rule.nearest(claims.BY_NAME[name].tests)
-    cells = [f"{test.label}: {with_n(results, test)}" for test in asked_of[:1]]
-    more = f"; and {len(asked_of) - 1} more" if len(asked_of) > 1 else ""
-    return "; ".join(cells) + more
+    """Return what README's table says of the nearest tests: the one with the most planned seeds run,
+    of several the first, and how many more there are"""
+    near = rule.nearest(claims.BY_NAME[name].tests)
+    shown = max(near, key=lambda test: measured(results, test).n)
+    label = claims.SHORT.get(f"{name} {shown.name}", shown.label)
+    cell = f"{label}: {with_n(results, shown)}"
+    if len(near) > 1:
+        cell += f"; {len(near) - 1} more"
+    return cell
 
 
 CLAIMS_FIGURE = "![the papers' effects beside ours](viz/findings/claims.png)"

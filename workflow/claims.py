@@ -8,7 +8,7 @@ what all measures of a claim have in common is left out.
 
 A claim of a paper has tests: every pair of published settings that differs in what the claim names,
 with the facts by which workflow/rule.py finds the tests that decide. Which seeds were planned, and
-how many configurations were tried for each network, stands in workflow/history.py. A pair of
+how many configurations were tried for each network, is in workflow/history.py. A pair of
 settings is one test: of several evaluations the one that its plan names, or else the paper's. For
 the toys' networks of the paper's kind that is novel viewpoints at matched familiar accuracy, where
 the network that is the more accurate at familiar viewpoints on average is stopped; all others were
@@ -894,6 +894,16 @@ TABLE = (
      "+5.5"),
     ("em-routing", "[Three EM iterations beat one](docs/claims.md#em-routing) in matrix capsules",
      "+7.9"))
+# README's names of nearest tests, "CLAIM TEST": a few words; of other tests their labels
+SHORT = {
+    "multimnist-accuracy paper-pairs-recomputed": "deeper network, paper's pairs",
+    "multimnist-cnn paper-pairs-recomputed-vs-gap-cnn": "deeper CapsNet minus GAP-CNN",
+    "multimnist-routing paper-pairs-recomputed": "deeper network, paper's pairs",
+    "mnist paper-network": "the paper's network, 15 epochs",
+    "affnist-translation matched-vs-max-pooling": "minus CNN with max pooling",
+    "smallnorb-azimuth matched-matrix-capsnet-paper-vs-cnn-paper": "minus the paper's CNN",
+    "smallnorb-elevation matched-matrix-capsnet-paper-vs-cnn-paper": "minus the paper's CNN",
+    "em-routing standard-matrix-capsnet-3-vs-1": "small network, standard task"}
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
 

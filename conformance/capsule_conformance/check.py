@@ -801,9 +801,11 @@ class Check:
                               "above is not yours, give yours to --axes.")
         if fewest and not agreeing and not self.matches:
             found = self.take_reading(min(fewest)[2:], found)
-        but = " but for a bias" * self.has_bias
-        text = f"With another order that fits, too, it agrees{but}. If that is yours, add: "
-        return text * bool(agreeing) + ", or ".join(f"--axes {flags}" for flags in agreeing), found
+        if not agreeing:
+            return "", found
+        but = " but for a bias" if self.has_bias else ""
+        orders = ", or ".join(f"--axes {flags}" for flags in agreeing)
+        return f"With another order that fits, too, it agrees{but}. If that is yours, add: {orders}", found
 
     def repeats(self, found):
         """Return whether another call gives the same outputs."""
@@ -1002,7 +1004,8 @@ class Check:
         if len(self.unreached) < len([n for n in self.iterations if n not in self.errors]):
             counts = [str(n) for n in self.unreached]
             words = " and ".join(filter(None, (", ".join(counts[:-1]), counts[-1])))
-            self.report.say(f"\n* The gradient does not reach {names} at {words} iteration{'s' * (words != '1')}, as "
+            iterations = "iteration" if words == "1" else "iterations"
+            self.report.say(f"\n* The gradient does not reach {names} at {words} {iterations}, as "
                             "with a stop in the first iterations, which are the last ones there.")
             return
         weights = "" if self.is_loss else ("; set weights by torch.func.functional_call, and not by .data or under "
