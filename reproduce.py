@@ -251,7 +251,8 @@ def print_published(measures, published, say):
 
 
 LEGEND = ("\npoints: percentage points. +-: half of the 95% CI over n seeds, all of them; A to B: range of the seeds. "
-          "Verdicts take planned seeds alone, and intervals over toys as well: docs/claims.md says what they mean.")
+          "Verdicts take planned seeds alone, and intervals over toys as well: docs/reference/claims.md "
+          "says what they mean.")
 
 
 def print_claim(claim, published, say):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Check the routing of public implementations again, each described by a formula, and compare with the table.
 
-    python3 conformance/implementations.py            # check all, and compare with docs/implementations.md
+    python3 conformance/implementations.py            # check all, and compare with docs/reference/implementations.md
     python3 conformance/implementations.py ageron     # those whose name has this text
     python3 conformance/implementations.py --table    # print the table
 

@@ -6,7 +6,8 @@
 Each file holds the formula and its equation, the axes of every array, the inputs (at most six decimals, so that they
 are exact in any language) and the expected values with 12 significant digits, as nested lists. The values come from the
 experiments' own functions, with every epsilon at 1e-60; conformance/tests/test_vectors.py computes them again with the
-plain loops of literal.py, which share no code with those functions. docs/conformance.md says how to use the files.
+plain loops of literal.py, which share no code with those functions. docs/reference/conformance.md says how to use the
+files.
 """
 import argparse
 import json

@@ -883,7 +883,7 @@ def rendered(text, results, name):
 
 def documents(root):
     """Return the paths of the documents"""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def check_folder(folder):

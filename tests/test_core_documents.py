@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT / "workflow"))
 import runs  # noqa: E402
 from runs import EXPERIMENTS  # noqa: E402
 
-DOCUMENTS = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCUMENTS = ["README.md", *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))]
 FLAG = r"(?<![\w-])--[a-z][a-z0-9-]*"
 
 
@@ -123,7 +123,7 @@ def test_every_flag_named_is_real(document, flags_of):
     prose = re.sub(r"`(python3|snakemake) [^`]*`", "", without_code(text))
     prose = "\n".join(line for line in prose.splitlines() if "-m pytest" not in line and "-m pip" not in line)
     scripts = {path.name for path in ROOT.glob("*.py")}
-    scripts |= {words[0] for words in commands(text) if "--" in "".join(words)}
+    scripts |= {words[0] for words in commands(text)}
     known = set().union(*map(flags_of, sorted(scripts)))
     assert not (unknown := set(re.findall(FLAG, prose)) - known), f"{name} names flags that no script has: {unknown}"
 

@@ -25,7 +25,7 @@ NUMBERS = [                        # a phrase, with {} for its number; what the 
     ("on affine digits at the center of the canvas ({} points against max pooling)",
      "claim: affnist-centered matched-vs-max-pooling"),
     ("at novel azimuths of toys ({} points)", "test: smallnorb-azimuth paper-small-vs-wide-cnn-gap"),
-    ("[capsules see half of a digit's height and width](docs/claims.md#multimnist-routing) "
+    ("[capsules see half of a digit's height and width](docs/reference/claims.md#multimnist-routing) "
      "({} points)", "claim: multimnist-routing half-digit")]
 SPELLED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 CODE = ("route", "b = np.zeros", "b = b +")             # function; how its first and last line shown begin

@@ -37,7 +37,7 @@ def test_a_name_stands_for_one_measure_of_a_claim(claim):
 
 
 def test_every_claim_has_a_section_with_all_its_numbers():
-    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "claims.md").read_text(encoding="utf-8")
     assert re.findall(r"^## ([a-z-]+)$", text, re.M) == [
         claim.name for papers in (True, False) for claim in claims.CLAIMS if bool(claim.tests) == papers]
     for claim in claims.CLAIMS:
@@ -115,7 +115,8 @@ def test_published_results_and_quick_checks(check):
     """All claims, with a legend; two of them"""
     code, out, err = check("--from-results")
     assert (code, err) == (0, "") and all(f"\n{claim.name}: " in out for claim in claims.CLAIMS)
-    assert "+0.5 +- 0.2 points (n = 10 seeds)" in out and out.rstrip().endswith("docs/claims.md says what they mean.")
+    assert "+0.5 +- 0.2 points (n = 10 seeds)" in out
+    assert out.rstrip().endswith("docs/reference/claims.md says what they mean.")
     code, out, err = check("shapes", "multimnist-routing", "--from-results")
     assert (code, err) == (0, "") and out.count("paper: ") == 2
     for name in ("shapes", "multimnist-routing"):

@@ -1,5 +1,5 @@
 """The claims of the papers that are tested here, and what was measured of each. reproduce.py lists
-and checks them; docs/claims.md has a section for each.
+and checks them; docs/reference/claims.md has a section for each.
 
 A measure has a name, which is unique within its claim, a label, and a mark as results/render.py
 reads it: EXPERIMENT SETTING[ minus SETTING], KEY[, STYLE]. A document refers to it by its name,
@@ -880,19 +880,19 @@ CLAIMS = (
 )
 # README's table: claim, its sentence with a link to its section, the paper's number
 TABLE = (
-    ("multimnist-accuracy", "[Classifies two overlapping digits](docs/claims.md#multimnist-accuracy)",
+    ("multimnist-accuracy", "[Classifies two overlapping digits](docs/reference/claims.md#multimnist-accuracy)",
      "94.8%"),
-    ("multimnist-cnn", "[... better than a CNN](docs/claims.md#multimnist-cnn)", "+2.9"),
+    ("multimnist-cnn", "[... better than a CNN](docs/reference/claims.md#multimnist-cnn)", "+2.9"),
     ("multimnist-routing",
-     "[Three routing iterations beat one](docs/claims.md#multimnist-routing)", "+2.3"),
-    ("mnist", "[Classifies MNIST](docs/claims.md#mnist)", "99.75%"),
+     "[Three routing iterations beat one](docs/reference/claims.md#multimnist-routing)", "+2.3"),
+    ("mnist", "[Classifies MNIST](docs/reference/claims.md#mnist)", "99.75%"),
     ("affnist-translation",
-     "[More accurate on affine digits](docs/claims.md#affnist-translation) than a CNN", "+13"),
+     "[More accurate on affine digits](docs/reference/claims.md#affnist-translation) than a CNN", "+13"),
     ("smallnorb-azimuth",
-     "[Matrix capsules beat a CNN](docs/claims.md#smallnorb-azimuth) at novel azimuths", "+6.5"),
-    ("smallnorb-elevation", "[... and at novel elevations](docs/claims.md#smallnorb-elevation)",
+     "[Matrix capsules beat a CNN](docs/reference/claims.md#smallnorb-azimuth) at novel azimuths", "+6.5"),
+    ("smallnorb-elevation", "[... and at novel elevations](docs/reference/claims.md#smallnorb-elevation)",
      "+5.5"),
-    ("em-routing", "[Three EM iterations beat one](docs/claims.md#em-routing) in matrix capsules",
+    ("em-routing", "[Three EM iterations beat one](docs/reference/claims.md#em-routing) in matrix capsules",
      "+7.9"))
 # README's names of nearest tests, "CLAIM TEST": a few words; of other tests their labels
 SHORT = {

@@ -43,7 +43,7 @@ def project(tmp_path):
     assert n_found == 1
     experiment.write_text(text, "utf-8", newline="\n")
     set_generation(copy, 1)
-    for document in copy / "README.md", *(copy / "docs").glob("*.md"):  # they speak of other runs
+    for document in copy / "README.md", *(copy / "docs").rglob("*.md"):  # they speak of other runs
         document.write_text(f"# {document.stem}\n\n{MARK}", "utf-8")
     return copy
 
@@ -167,7 +167,7 @@ def test_killed_resumed_checked_and_not_run_again(project, tmp_path):
 
     # the documents say it; nothing is run again, here or in a copy with other times, except where golden values changed
     assert subprocess.run([sys.executable, "results/render.py", "--check"], cwd=project).returncode == 0
-    assert f"{line['n_params']:,}" in (project / "docs" / "multimnist_capsnet.md").read_text("utf-8")
+    assert f"{line['n_params']:,}" in (project / "docs" / "reference" / "multimnist_capsnet.md").read_text("utf-8")
     assert planned(project) == 0
     fresh = tmp_path / "fresh"
     left_out = shutil.ignore_patterns(".snakemake")

@@ -149,7 +149,7 @@ def no_function(found, name):
     framework, recipe = ("Keras", "A Keras layer") if roots & {"keras", "tensorflow", "tf_keras"} else (
         "PyTorch", "A PyTorch module with weights of its own") if "torch" in roots else ("", "")
     return (f"{name} is a class{' of ' * bool(framework)}{framework}. Write a function that calls it: "
-            f"docs/conformance.md, \"{recipe or 'Recipes'}\"")
+            f"docs/reference/conformance.md, \"{recipe or 'Recipes'}\"")
 
 
 def signature_of(function):
@@ -548,7 +548,7 @@ class Call:
         where = f" No order of the axes gives {outputs_text(self.interface, self.sizes)}{such}. It is" if furthest(
             error) < 2 else " It is"
         raise Unusable(f"{last_line(error).rstrip('.')}.{hint}{where} called with ({', '.join(self.order)}); \"What "
-                       "may differ\" in docs/conformance.md shows how to check other functions")
+                       "may differ\" in docs/reference/conformance.md shows how to check other functions")
 
 
 def furthest(error):

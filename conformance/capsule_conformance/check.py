@@ -86,7 +86,7 @@ VARIANCE = "EM: no epsilon on the variance: add one, such as 1e-4, to sigma^2"
 DENSITY = ("Where the votes for a parent are equal, the output is NaN or infinite: its density is very large there. "
            "Compute with logarithms of densities.")
 UNUSED = ("The output does not depend on W. Use the W that is passed; \"A module with weights of its own\" in "
-          "docs/conformance.md shows how to set the weights of a module.")
+          "docs/reference/conformance.md shows how to set the weights of a module.")
 SINGLE = "A batch of one sample fails, perhaps by squeeze() without an axis. Name the axes that are removed."
 CHANGED = "Your function changes its inputs. Work on copies: the votes of a training step are used again."
 WITH_A_BIAS = "Without votes the output is not 0, as with a bias. Set the bias to 0 and check again."

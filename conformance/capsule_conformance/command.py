@@ -10,7 +10,8 @@ mymodule is a Python file in the current folder; path/to/mymodule.py:route works
 or PyTorch tensors if its module imports torch, and returns arrays or tensors of any kind. All axes have different
 sizes, so that their order is found from the shape of the output, without looking at its values.
 
-docs/conformance.md shows how to connect a module with weights of its own, and lists all mistakes that are named.
+docs/reference/conformance.md shows how to connect a module with weights of its own, and lists all mistakes that are
+named.
 Exit code 0: everything agrees. 1: something differs. 2: the function could not be called.
 """
 import argparse

@@ -18,9 +18,9 @@ from .reference import EM_STOPS, MISTAKES, STOPS
 def assert_conforms(function, kind="dynamic", **options):
     """Raise AssertionError, whose text is the report, if a function differs from the paper.
 
-    function: route(u_hat, n_iters) -> v, or what else docs/conformance.md lists. kind: "dynamic", "layer", "em",
-    "margin-loss" or "spread-loss". options: those of `examine`, such as allow=["no epsilon"], require_gradient=True,
-    backward=route_backward or sizes={"I": 1152}. ValueError if the function cannot be called.
+    function: route(u_hat, n_iters) -> v, or what else docs/reference/conformance.md lists. kind: "dynamic", "layer",
+    "em", "margin-loss" or "spread-loss". options: those of `examine`, such as allow=["no epsilon"],
+    require_gradient=True, backward=route_backward or sizes={"I": 1152}. ValueError if the function cannot be called.
     """
     report = examine(calls.given(function), kind, getattr(function, "__name__", type(function).__name__), **options)
     if not report.passed:

@@ -263,7 +263,7 @@ def test_a_stopped_gradient_by_hand():
     assert v - couplings == pytest.approx(c * (1 - c) * (rate[0] - 2 * rate[1]) / 5)
 
 
-# lengths of sample 0 of the probe P in docs/conformance.md, computed by other code
+# lengths of sample 0 of the probe P in docs/reference/conformance.md, computed by other code
 P = np.array([[[[0.6, 0.8], [1.2, -1.6]]], [[[1.2, 1.6], [0.6, -0.8]]]])
 
 

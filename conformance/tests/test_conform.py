@@ -203,7 +203,8 @@ def test_json_has_errors_too_and_says_numerical(run, capsys):  # noqa: F811
 
 
 @pytest.mark.parametrize(("module", "recipe"), [
-    ("keras.src.layers", "a class of Keras. Write a function that calls it: docs/conformance.md, \"A Keras layer\""),
+    ("keras.src.layers",
+     "a class of Keras. Write a function that calls it: docs/reference/conformance.md, \"A Keras layer\""),
     ("torch.nn", "a class of PyTorch"), ("mine", "is a class. Write")])
 def test_a_class_leads_to_the_recipe_of_its_framework(module, recipe):
     base = type("Module", (), {"__module__": module})

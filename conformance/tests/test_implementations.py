@@ -9,7 +9,7 @@ from capsule_conformance.kinds import KINDS
 
 from conformance import implementations
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/implementations.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/implementations.md").read_text(encoding="utf-8")
 QUICK = ("laubonghaudoi/CapsNet_guide_PyTorch", "XifengGuo/CapsNet-Pytorch", "cedrickchee/capsule-net-pytorch",
          "haofengac/pyCapsNet, PyTorch", "gyang274/capsulesEM", "ethanleet/CapsNet, bias 0")
 
