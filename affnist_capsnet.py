@@ -24,8 +24,9 @@ digits, which are also rotated, sheared and scaled (the paper: 79% against 66%)?
 
 This is the default network, `--model capsnet-shared`. W_tj is the transformation matrix from t, the type of capsule i,
 to digit j, shared across positions. x_i is the center of capsule i's receptive field, (x, y) from -1 to 1; P_j
-(`coordinate_W`) adds it to the vote: the coordinate addition of Hinton et al. (2018), for vectors. With uniform
-coupling coefficients the sum of the votes is computed without computing the votes.
+(`coordinate_W`) adds it to the vote: the coordinate addition of Hinton et al. (2018), for vectors; it is scaled by
+|u_i|, so that an inactive capsule adds nothing. With uniform coupling coefficients the sum of the votes is computed
+without computing the votes.
 
 Every convolution is followed by batch normalization, over groups of 16 samples, and by a ReLU; PrimaryCaps has the
 squash in place of the ReLU. The loss is the margin loss on the capsule lengths plus 0.0005 times the summed squared
@@ -43,8 +44,8 @@ Other models (`--model`), on the same backbone:
     no primary capsules, no routing
   - cnn-gap, cnn-gmp, cnn-dense: CNNs with global average pooling, global max pooling or a hidden dense layer
   - cnn: not on the backbone, but the paper's CNN for MNIST at 1/16 of its width
-The two pooled CNNs have as many parameters as capsnet-shared without its decoder; the other two as many as capsnet
-would have without its decoder and with their padding.
+The two pooled CNNs have about as many parameters as capsnet-shared without its decoder; the other two about as many as
+capsnet would have without its decoder and with 8 px of padding, as they have.
 
 Deviations from the paper:
   - six small convolutions with batch normalization, not two of 9x9 (`--preset paper --model capsnet`: the paper's
@@ -133,7 +134,7 @@ LEAST_SIDE, LARGEST_SIDE, MOST_CHANNELS = 20, 64, 4    # of its images
 ROUTED = "capsnet-shared", "capsnet"                   # models with votes
 VECTORS = "vector-gap", "vector-gmp"                   # ten pooled vectors
 POOLED_CNNS = "cnn-gap", "cnn-gmp"                     # matched in size by the channels of Conv5
-CAPSULES = ROUTED + VECTORS
+CAPSULES = ROUTED + VECTORS                            # models with class capsules: ten vectors
 CNNS = *POOLED_CNNS, "cnn-dense", "cnn"
 WITH_PRESETS = "capsnet", "cnn-dense", "cnn"
 ONLY_CAPSULES = {"model": CAPSULES}
@@ -179,8 +180,8 @@ class Config:
                                "of task images 0",
                                choices=(*map(str, range(11)), "full"))
     model: str = setting("capsnet-shared", "network", choices=CAPSULES + CNNS)
-    preset: str = setting("deep", "capsnet: the modern backbone (deep), the paper's convolutions "
-                          "(paper), or these narrow (small); CNNs: the defaults of that capsnet",
+    preset: str = setting("deep", "deep: six small convolutions; paper: the paper's two; small: these with a "
+                          "quarter of the channels. Of CNNs: the defaults of that capsnet",
                           choices=tuple(PRESETS), only={"model": WITH_PRESETS})
     conv1_channels: int = setting(None, "channels of Conv1; CNNs 16, cnn of preset paper 256",
                                   low=1, high=1024)
@@ -241,7 +242,7 @@ def defaults_of(config):
     is_deep = config.model not in WITH_PRESETS or config.preset not in ("small", "paper")
     defaults = {f.name: f.default for f in dataclasses.fields(Config)}
     defaults |= PRESETS["deep" if is_deep else config.preset]
-    defaults["routing_iters"] = 3 if config.model == "capsnet" else 1
+    defaults["routing_iters"] = 3 if config.model == "capsnet" else 1          # in place of PRESETS'
     if is_deep and config.model not in ROUTED:
         defaults["padding"] = 8
     if config.model in CNNS:
@@ -429,14 +430,14 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     return state
 
 
-def has_reached(accuracy, epochs):
+def has_reached(target, epochs):
     """Return whether a validation accuracy, if it is above 0, was reached in one of some epochs"""
-    return accuracy > 0 and any(epoch["val_accuracy"] >= accuracy for epoch in epochs)
+    return target > 0 and any(epoch["val_accuracy"] >= target for epoch in epochs)
 
 
 def steps_per_epoch(config, data):
-    """Return the number of batches of an epoch; the last one may be smaller. data: of other
-    experiments the number depends on them"""
+    """Return the number of batches of an epoch; the last one may be smaller. data: not used
+    here; in another experiment the number depends on them"""
     return math.ceil(config.n_train / config.batch_size)
 
 
@@ -478,6 +479,7 @@ def weights_of(state):
 def worker_threads(config):
     """Return a pool of threads, of which each computes shards of a batch"""
     set_up_process()
+    # NumPy keeps what it warns of per thread; train itself looks at every loss
     return ThreadPoolExecutor(config.threads or n_cores(),
                               initializer=lambda: np.seterr(all="ignore"))
 
@@ -492,8 +494,8 @@ def set_up_process():
     # Threads take turns every 0.02 ms: with Python's 5 ms a default step takes 1.04 times as long
     sys.setswitchinterval(2e-5)
     # One heap for all threads, which keeps freed memory (glibc's mallopt): without, a step takes
-    # 1.1 to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3 (of glibc before 2.35 at most
-    # 32 MB), M_TRIM_THRESHOLD -1
+    # 1.1 to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3, M_TRIM_THRESHOLD -1. glibc
+    # before 2.35 refuses a threshold over 32 MB and keeps the one before
     with contextlib.suppress(AttributeError, OSError, TypeError):
         for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
             ctypes.CDLL(None).mallopt(option, value)
@@ -501,15 +503,17 @@ def set_up_process():
 
 @functools.cache
 def openblas():
-    """Return NumPy's OpenBLAS library, or None if NumPy has another BLAS"""
+    """Return the OpenBLAS library that NumPy brings along, or None if it brings none"""
     site = Path(np.__file__).parent
     for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(library))
 
+
 def n_cores():
     """Return the number of cores that this process may use"""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 SHARD = 16                         # samples that a thread computes at once, and that share the
                                    # statistics of a normalization
@@ -526,7 +530,7 @@ def batch_gradients(params, samples, rows, config, workers):
         return loss_and_grads(params, batch, config, share=len(batch["labels"]) / len(rows))
     shards = workers.map(one, range(0, len(rows), SHARD))
     shard_terms, shard_grads, shard_statistics = zip(*shards)
-    terms = {name: sum(terms[name] for terms in shard_terms) for name in shard_terms[0]}
+    terms = {name: sum(part[name] for part in shard_terms) for name in shard_terms[0]}
     return terms, shard_grads, shard_statistics
 
 
@@ -606,9 +610,9 @@ def evaluate_test(weights, data, config, workers):
     position has no separate test set of these; affNIST's own files need --affnist-dir."""
     metrics = {}
     for key, kind, _ in TEST_SETS[config.task]:
-        is_familiar = kind == "any_position" and max_shift(config) is None
+        is_same_as_familiar = kind == "any_position" and max_shift(config) is None
         is_missing = kind == "real" and not config.affnist_dir
-        if is_familiar or is_missing:
+        if is_same_as_familiar or is_missing:
             continue
         if kind == "real":
             digits = read_affnist(config.affnist_dir)
@@ -2490,7 +2494,7 @@ GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": 
 META = {"experiment", "step", "config", "history"}             # keys of meta
 # What zipfile, zlib and NumPy raise when they read a file that is damaged, or no .npz file at all
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError,
-           struct.error)
+           struct.error, TypeError)
 
 
 def save(path, config, state):
@@ -2561,6 +2565,8 @@ def is_meta(meta):
     """Return whether a JSON value is what save wrote, of this experiment"""
     if not isinstance(meta, dict) or not META <= meta.keys() or meta["experiment"] != EXPERIMENT:
         return False
+    if not isinstance(meta["config"], dict) or not isinstance(meta["history"], dict):
+        return False
     return {"source", "epochs"} <= meta["history"].keys()
 
 
@@ -2603,7 +2609,7 @@ def identity_of(path, config):
 
 
 def digest_of(path):
-    """Return the SHA-256 of a weights file or that of a folder; None of None"""
+    """Return the SHA-256 of a weights file or that of a folder; None if path is None"""
     if path is None:
         return None
     return hashlib.sha256(weights_file(path).read_bytes()).hexdigest()
@@ -2630,7 +2636,6 @@ RUN_NAME = "{model}-{preset}-seed{seed}"                       # of a new folder
 PROGRESS = ("epoch {epoch}/{n_epochs}  train loss {train_loss:.3f}  "
             "train accuracy {train_accuracy:.3f}  validation accuracy {val_accuracy:.4f}  "
             "{seconds:.0f} s")
-
 
 
 class Progress:
@@ -2683,7 +2688,6 @@ TABLE = {                          # what is printed of a test: label, format
     "n_params": ("parameters", ",d"),
     **{f"{key}_accuracy": (f"correct {name}", ".4f")
        for test_sets in TEST_SETS.values() for key, _, name in test_sets}}
-
 
 
 def print_table(results, config):
@@ -2917,20 +2921,20 @@ class RunFile:
     def __init__(self, folder):
         self.folder = folder
         self.path = folder / "weights.npz"
-        self.written = self.time()
+        self.written = self.modified()
 
-    def time(self):
-        """Return when the file was written, in ns; None if there is none"""
+    def modified(self):
+        """Return when the file was last written, in ns; None if there is none"""
         if not self.path.exists():
             return None
         return self.path.stat().st_mtime_ns
 
     def save(self, config, state):
         """Replace the file, unless another run has written it since"""
-        if self.time() != self.written:
+        if self.modified() != self.written:
             raise InputError(f"{self.folder}: another run saves here, too. Name another --outdir")
         save(self.path, config, state)
-        self.written = self.time()
+        self.written = self.modified()
 
 
 def run(config, data, state, folder):
@@ -2939,8 +2943,8 @@ def run(config, data, state, folder):
     for path in half_written(folder):
         path.unlink()
     if (folder / "metrics.json").exists():
-        # It is of fewer epochs, or finished_result had returned it, and must not mark this run as
-        # finished: keep it by another name
+        # It is of fewer epochs (else finished_result would have returned it), and must not mark
+        # this run as finished: keep it by another name
         n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
@@ -3036,7 +3040,7 @@ def processor_name():
 
 def as_json(result):
     """Return a result as the bytes of a JSON text"""
-    return json.dumps(result, indent=1, default=float).encode()
+    return json.dumps(result, indent=1, default=float).encode()     # float: of NumPy's numbers
 
 
 def what_is_saved(folder, config, outdir):
@@ -3128,17 +3132,18 @@ def test_again(path, trained, config, data, state):
     with worker_threads(config) as workers:
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
+    # The history of the training is in the run's own metrics.json
     result |= {"loaded": identity_of(path, trained), "history": {}}
     print_table({config.model: result}, config)
     return result
-
 
 
 def tested_config(args, trained):
     """Return the Config of a trained network with the settings that are given for its test"""
     given = given_settings(args)
     if "model" in given:
-        given["model"] = " ".join(given["model"])      # no file has two: check_same says so
+        # Several names make one that no file has, which check_same refuses
+        given["model"] = " ".join(given["model"])
     check_same(args.load, trained, given, ("runtime", "test"))
     return dataclasses.replace(trained, **given)
 
@@ -3146,6 +3151,7 @@ def tested_config(args, trained):
 # -------------------------------------------------------------- command line
 
 def main():
+    """Train or test as the command line says; print a table, or with --out-json - JSON"""
     set_up_process()
     args = read_command_line()
     if args.out_json is None:
@@ -3178,8 +3184,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line"""
 
     def error(self, message):
-        _, is_unknown, words = message.partition("unrecognized arguments: ")
-        if is_unknown:
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            words = message.removeprefix(prefix)
             flag = words.split()[0].partition("=")[0]
             if flag in REPLACED:
                 raise InputError(f"{flag} is gone: {REPLACED[flag]}")
@@ -3225,15 +3232,15 @@ def add_settings(parser):
     for f in SETTINGS:
         flags = [flag_of(f.name), *f.metadata.get("alias", "").split()]
         if f.type is bool:
-            kind = {"action": argparse.BooleanOptionalAction}
+            options = {"action": argparse.BooleanOptionalAction}
         elif "choices" in f.metadata:
-            kind = {"choices": f.metadata["choices"]}
+            options = {"choices": f.metadata["choices"]}
         else:
-            kind = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
+            options = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
         if f.name == "model":          # a list, for compare.py; --help shows the choices once
-            kind["nargs"] = "+"
-            kind["metavar"] = "{" + ",".join(kind["choices"]) + "}", "MODEL"
-        parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **kind)
+            options["nargs"] = "+"
+            options["metavar"] = "{" + ",".join(options["choices"]) + "}", "MODEL"
+        parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **options)
 
 
 def help_of(f):

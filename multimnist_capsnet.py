@@ -342,8 +342,8 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
 
 
 def steps_per_epoch(config, data):
-    """Return the number of batches of an epoch; the last one may be smaller. data: of other
-    experiments the number depends on them"""
+    """Return the number of batches of an epoch; the last one may be smaller. data: not used
+    here; in another experiment the number depends on them"""
     return math.ceil(config.n_train / config.batch_size)
 
 
@@ -385,6 +385,7 @@ def weights_of(state):
 def worker_threads(config):
     """Return a pool of threads, of which each computes shards of a batch"""
     set_up_process()
+    # NumPy keeps what it warns of per thread; train itself looks at every loss
     return ThreadPoolExecutor(config.threads or n_cores(),
                               initializer=lambda: np.seterr(all="ignore"))
 
@@ -399,8 +400,8 @@ def set_up_process():
     # Threads take turns every 0.02 ms: with Python's 5 ms a default step takes 1.04 times as long
     sys.setswitchinterval(2e-5)
     # One heap for all threads, which keeps freed memory (glibc's mallopt): without, a step takes
-    # 1.1 to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3 (of glibc before 2.35 at most
-    # 32 MB), M_TRIM_THRESHOLD -1
+    # 1.1 to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3, M_TRIM_THRESHOLD -1. glibc
+    # before 2.35 refuses a threshold over 32 MB and keeps the one before
     with contextlib.suppress(AttributeError, OSError, TypeError):
         for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
             ctypes.CDLL(None).mallopt(option, value)
@@ -408,15 +409,17 @@ def set_up_process():
 
 @functools.cache
 def openblas():
-    """Return NumPy's OpenBLAS library, or None if NumPy has another BLAS"""
+    """Return the OpenBLAS library that NumPy brings along, or None if it brings none"""
     site = Path(np.__file__).parent
     for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
         with contextlib.suppress(OSError):
             return ctypes.CDLL(str(library))
 
+
 def n_cores():
     """Return the number of cores that this process may use"""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 SHARD = 16                         # samples that a thread computes at once, and that share the
                                    # statistics of a normalization
@@ -433,7 +436,7 @@ def batch_gradients(params, samples, rows, config, workers):
         return loss_and_grads(params, batch, config, share=len(batch["labels"]) / len(rows))
     shards = workers.map(one, range(0, len(rows), SHARD))
     shard_terms, shard_grads, shard_statistics = zip(*shards)
-    terms = {name: sum(terms[name] for terms in shard_terms) for name in shard_terms[0]}
+    terms = {name: sum(part[name] for part in shard_terms) for name in shard_terms[0]}
     return terms, shard_grads, shard_statistics
 
 
@@ -504,7 +507,7 @@ def evaluate(weights, chunks, config, workers):
         if "recon" in out:
             recon, _ = reconstruction_loss(out["recon"], target)
             recon_sum += recon * size
-        square_sum += float(np.square(target).sum() / size) * size
+        square_sum += float(np.square(target).sum())
         pixel_sum += chunk["sources"].sum((0, 1))
     labels = np.concatenate(labels)
     predicted = np.concatenate(predicted)
@@ -513,6 +516,8 @@ def evaluate(weights, chunks, config, workers):
                * k_hot(predicted, int, config.n_classes)).sum(1)                        # of 2, (n,)
     n_pixels = 2 * CANVAS * CANVAS
     mean_digit = pixel_sum / (2 * n) / 255
+    # Mean over pairs of |x - mean_digit|^2 = |x|^2 - 2 x . mean_digit + |mean_digit|^2 of both digits
+    constant_error = square_sum / n - 2 * np.square(mean_digit).sum()
     correct = n_found == 2
     metrics = {
         "n": n,
@@ -523,7 +528,7 @@ def evaluate(weights, chunks, config, workers):
         "confusion": confusion_of_pairs(labels, predicted, config.n_classes).tolist(),
         loss_name(config): loss_sum / n,
         "loss": loss_sum / n + config.recon_weight * (recon_sum / n),
-        "baseline_recon_mse": (square_sum / n - 2 * np.square(mean_digit).sum()) / n_pixels}
+        "baseline_recon_mse": constant_error / n_pixels}
     if "recon" in out:
         metrics["recon"] = recon_sum / n
         metrics["recon_mse"] = recon_sum / n / n_pixels
@@ -2080,7 +2085,7 @@ GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": 
 META = {"experiment", "step", "config", "history"}             # keys of meta
 # What zipfile, zlib and NumPy raise when they read a file that is damaged, or no .npz file at all
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError,
-           struct.error)
+           struct.error, TypeError)
 
 
 def save(path, config, state):
@@ -2151,6 +2156,8 @@ def is_meta(meta):
     """Return whether a JSON value is what save wrote, of this experiment"""
     if not isinstance(meta, dict) or not META <= meta.keys() or meta["experiment"] != EXPERIMENT:
         return False
+    if not isinstance(meta["config"], dict) or not isinstance(meta["history"], dict):
+        return False
     return {"source", "epochs"} <= meta["history"].keys()
 
 
@@ -2193,7 +2200,7 @@ def identity_of(path, config):
 
 
 def digest_of(path):
-    """Return the SHA-256 of a weights file or that of a folder; None of None"""
+    """Return the SHA-256 of a weights file or that of a folder; None if path is None"""
     if path is None:
         return None
     return hashlib.sha256(weights_file(path).read_bytes()).hexdigest()
@@ -2220,7 +2227,6 @@ RUN_NAME = "{model}-{preset}-seed{seed}"                       # of a new folder
 PROGRESS = ("epoch {epoch}/{n_epochs}  train loss {train_loss:.3f}  "
             "train accuracy {train_accuracy:.3f}  validation accuracy {val_exact_match:.3f}  "
             "{seconds:.0f} s")
-
 
 
 class Progress:
@@ -2275,7 +2281,6 @@ TABLE = {                          # what is printed of a test: label, format
     "test_at_least_one": ("at least one digit correct", ".4f"),
     "test_recon_mse": ("reconstruction MSE per pixel", ".4f"),
     "baseline_recon_mse": ("... of the mean digit", ".4f")}
-
 
 
 def print_table(results, config):
@@ -2493,20 +2498,20 @@ class RunFile:
     def __init__(self, folder):
         self.folder = folder
         self.path = folder / "weights.npz"
-        self.written = self.time()
+        self.written = self.modified()
 
-    def time(self):
-        """Return when the file was written, in ns; None if there is none"""
+    def modified(self):
+        """Return when the file was last written, in ns; None if there is none"""
         if not self.path.exists():
             return None
         return self.path.stat().st_mtime_ns
 
     def save(self, config, state):
         """Replace the file, unless another run has written it since"""
-        if self.time() != self.written:
+        if self.modified() != self.written:
             raise InputError(f"{self.folder}: another run saves here, too. Name another --outdir")
         save(self.path, config, state)
-        self.written = self.time()
+        self.written = self.modified()
 
 
 def run(config, data, state, folder):
@@ -2515,8 +2520,8 @@ def run(config, data, state, folder):
     for path in half_written(folder):
         path.unlink()
     if (folder / "metrics.json").exists():
-        # It is of fewer epochs, or finished_result had returned it, and must not mark this run as
-        # finished: keep it by another name
+        # It is of fewer epochs (else finished_result would have returned it), and must not mark
+        # this run as finished: keep it by another name
         n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
@@ -2614,7 +2619,7 @@ def processor_name():
 
 def as_json(result):
     """Return a result as the bytes of a JSON text"""
-    return json.dumps(result, indent=1, default=float).encode()
+    return json.dumps(result, indent=1, default=float).encode()     # float: of NumPy's numbers
 
 
 def what_is_saved(folder, config, outdir):
@@ -2703,17 +2708,18 @@ def test_again(path, trained, config, data, state):
     with worker_threads(config) as workers:
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
+    # The history of the training is in the run's own metrics.json
     result |= {"loaded": identity_of(path, trained), "history": {}}
     print_table({config.model: result}, config)
     return result
-
 
 
 def tested_config(args, trained):
     """Return the Config of a trained network with the settings that are given for its test"""
     given = given_settings(args)
     if "model" in given:
-        given["model"] = " ".join(given["model"])      # no file has two: check_same says so
+        # Several names make one that no file has, which check_same refuses
+        given["model"] = " ".join(given["model"])
     check_same(args.load, trained, given, ("runtime", "test"))
     return dataclasses.replace(trained, **given)
 
@@ -2721,6 +2727,7 @@ def tested_config(args, trained):
 # -------------------------------------------------------------- command line
 
 def main():
+    """Train or test as the command line says; print a table, or with --out-json - JSON"""
     set_up_process()
     args = read_command_line()
     if args.out_json is None:
@@ -2753,8 +2760,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line"""
 
     def error(self, message):
-        _, is_unknown, words = message.partition("unrecognized arguments: ")
-        if is_unknown:
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            words = message.removeprefix(prefix)
             flag = words.split()[0].partition("=")[0]
             if flag in REPLACED:
                 raise InputError(f"{flag} is gone: {REPLACED[flag]}")
@@ -2800,15 +2808,15 @@ def add_settings(parser):
     for f in SETTINGS:
         flags = [flag_of(f.name), *f.metadata.get("alias", "").split()]
         if f.type is bool:
-            kind = {"action": argparse.BooleanOptionalAction}
+            options = {"action": argparse.BooleanOptionalAction}
         elif "choices" in f.metadata:
-            kind = {"choices": f.metadata["choices"]}
+            options = {"choices": f.metadata["choices"]}
         else:
-            kind = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
+            options = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
         if f.name == "model":          # a list, for compare.py; --help shows the choices once
-            kind["nargs"] = "+"
-            kind["metavar"] = "{" + ",".join(kind["choices"]) + "}", "MODEL"
-        parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **kind)
+            options["nargs"] = "+"
+            options["metavar"] = "{" + ",".join(options["choices"]) + "}", "MODEL"
+        parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **options)
 
 
 def help_of(f):

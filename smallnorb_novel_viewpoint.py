@@ -36,8 +36,8 @@ Models (`--model`, one or several, which are trained in turn):
     ClassCaps    the same over all 4 x 4 x 4 children, with W shared    (N, 5, 4x4 + 1)
                  across positions and coordinate addition
 
-It has 12,770 parameters; cnn and cnn-bn have 19,124 and 19,151, as many as the matrix-capsnet of
-`--preset small`. `--preset paper` has the paper's small network, of 64 channels and of 8, 16
+It has 12,770 parameters; cnn and cnn-bn have 19,124 and 19,151, about as many as the
+matrix-capsnet of `--preset small` (18,482). `--preset paper` has the paper's small network, of 64 channels and of 8, 16
 and 16 types, and the paper's CNN, of 4.2 million parameters.
 
 EM routing (Procedure 1) alternates two steps. In the M-step, every parent capsule j fits a diagonal
@@ -159,7 +159,7 @@ MODELS = {                         # by --model: its defaults
     "matrix-head": USUAL | {"coordinates": True}}
 OF_SHAPES = {"n_epochs": 10, "lr": 2e-3, "preset": "wide", "train_azimuths": "0:150",
              "test_azimuths": "200:330"}
-WITH_TOYS = {"data": ("toys", "smallnorb")}
+WITH_INSTANCES = {"data": ("toys", "smallnorb")}
 WITH_SHAPES = {"data": ("shapes",)}
 WITH_AZIMUTHS = {"split": ("azimuth", "instance")}
 
@@ -181,7 +181,7 @@ class Config:
     split: str = setting("azimuth", "what is novel: azimuths; elevations (45 to 70 degrees, "
                          "training 30 to 40); or toys (instance: familiar are training toys)",
                          choices=("azimuth", "elevation", "instance"))
-    train_azimuths: str = setting(None, "degrees, ends included; instance 0:340",
+    train_azimuths: str = setting(None, "degrees, ends included, 400 being 40; instance 0:340",
                                   metavar="LOW:HIGH", only=WITH_AZIMUTHS)
     test_azimuths: str = setting(None, "those that are novel; instance 0:340",
                                  metavar="LOW:HIGH", only=WITH_AZIMUTHS)
@@ -192,17 +192,17 @@ class Config:
     n_elev: int = setting(3, "elevations, equally spaced", low=1, high=90, only=WITH_SHAPES)
     n_per_combo: int = setting(5, "training images per shape and viewpoint", low=1, high=1000,
                                only=WITH_SHAPES)
-    n_train_toys: int = setting(5, "training toys per class", low=1, high=5, only=WITH_TOYS)
+    n_train_toys: int = setting(5, "training toys per class", low=1, high=5, only=WITH_INSTANCES)
     n_test: int = setting(2000, "images in each test set, in views of six; 0: all",
-                          low=0, high=24300, only=WITH_TOYS, test=True)
+                          low=0, high=24300, only=WITH_INSTANCES, test=True)
     model: str = setting("matrix-capsnet", "network; without --model also its controls",
                          choices=tuple(MODELS))
     preset: str = setting(None, "sizes: paper has the paper's matrix-capsnet and cnn; other "
                           "networks have the backbone of small, which is twice as wide in wide",
                           choices=("small", "wide", "paper"))
     width: int = setting(0, "capsule types; channels of conv1 (cnn, cnn-bn) or conv5 (cnn-gap); 0: "
-                         "as many parameters as matrix-capsnet (cnn, cnn-bn; of preset paper 32) "
-                         "or capsnet-shared", low=0, high=4096,
+                         "matched in size to matrix-capsnet (cnn, cnn-bn; of preset paper 32) "
+                         "or to capsnet-shared (others)", low=0, high=4096,
                          only={"model": (*PAPER_CNNS, "cnn-gap", "capsnet", "matrix-head")})
     routing_iters: int = setting(None, "routing iterations; 1: uniform assignment, no routing",
                                  low=1, high=50, only={"model": CAPSULES}, test=True,
@@ -436,6 +436,7 @@ SHARD = 16                         # samples that a thread computes at once, and
 def worker_threads(config):
     """Return a pool of threads, of which each computes shards of a batch"""
     set_up_process()
+    # NumPy keeps what it warns of per thread; train itself looks at every loss
     return ThreadPoolExecutor(config.threads or n_cores(),
                               initializer=lambda: np.seterr(all="ignore"))
 
@@ -450,8 +451,8 @@ def set_up_process():
     # Threads take turns every 0.02 ms: with Python's 5 ms a default step takes 1.04 times as long
     sys.setswitchinterval(2e-5)
     # One heap for all threads, which keeps freed memory (glibc's mallopt): without, a step takes
-    # 1.1 to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3 (of glibc before 2.35 at most
-    # 32 MB), M_TRIM_THRESHOLD -1
+    # 1.1 to 1.35 times as long. M_ARENA_MAX -8, M_MMAP_THRESHOLD -3, M_TRIM_THRESHOLD -1. glibc
+    # before 2.35 refuses a threshold over 32 MB and keeps the one before
     with contextlib.suppress(AttributeError, OSError, TypeError):
         for option, value in (-8, 1), (-3, 1 << 25), (-3, 1 << 30), (-1, (1 << 31) - 1):
             ctypes.CDLL(None).mallopt(option, value)
@@ -474,7 +475,7 @@ def batch_gradients(params, samples, rows, config, workers):
         return loss_and_grads(params, batch, config, share=len(batch["labels"]) / len(rows))
     shards = workers.map(one, range(0, len(rows), SHARD))
     shard_terms, shard_grads, shard_statistics = zip(*shards)
-    terms = {name: sum(terms[name] for terms in shard_terms) for name in shard_terms[0]}
+    terms = {name: sum(part[name] for part in shard_terms) for name in shard_terms[0]}
     return terms, shard_grads, shard_statistics
 
 
@@ -524,7 +525,7 @@ def metrics_of(predicted, samples):
 
 
 def count_per_toy(samples, counted):
-    """Return how many of the images that count there are of each toy, a list (J, toys): a row per
+    """Return, for each toy, the number of images with `counted` True, a list (J, toys): a row per
     class, a column per instance that the samples have, in ascending order.
 
     Images of one toy are not independent, so that intervals resample toys. Samples without
@@ -549,10 +550,10 @@ def metrics_of_test(found, data, config):
       drop              their difference
       familiar_loss, familiar_confusion, familiar_toy_n, familiar_toy_hits, and the same of novel:
                         see metrics_of
-      sweep             a dict of angles (azimuths or elevations, degrees) and accuracy at each,
+      sweep             {"angles": azimuths or elevations in degrees, "accuracy": at each}, lists;
                         over both test sets or, with --split instance, over the novel toys
-      correct           {"familiar", "novel"}, (n,) bool each
-    found: {"familiar", "novel"}, the metrics of each test set."""
+      correct           {"familiar": (n,) bool, "novel": (n,) bool}
+    found: {"familiar": ..., "novel": ...}, the metrics of each test set."""
     correct = {name: found[name]["correct"] for name in found}
     metrics = {name: found[name]["accuracy"] for name in found}
     metrics["drop"] = metrics["familiar"] - metrics["novel"]
@@ -564,7 +565,7 @@ def metrics_of_test(found, data, config):
 
 
 def accuracy_by_angle(data, correct, config):
-    """Return the sweep of metrics_of_test. correct: {"familiar", "novel"}, (n,) bool each"""
+    """Return the sweep of metrics_of_test. correct: {"familiar": (n,) bool, "novel": the same}"""
     swept = ("novel",) if config.split == "instance" else ("familiar", "novel")
     angles = np.concatenate([data[name][viewpoint_angle(config)] for name in swept])
     is_correct = np.concatenate([correct[name] for name in swept])
@@ -2263,7 +2264,7 @@ def window_corners(x):
 
 @functools.cache
 def openblas():
-    """Return NumPy's OpenBLAS library, or None if NumPy has another BLAS"""
+    """Return the OpenBLAS library that NumPy brings along, or None if it brings none"""
     site = Path(np.__file__).parent
     for library in (*site.parent.glob("numpy.libs/*openblas*"), *site.glob(".dylibs/*openblas*")):
         with contextlib.suppress(OSError):
@@ -3147,7 +3148,7 @@ GROUPS = {"params": "params", "state": "running", "adam_m": "adam_m", "adam_v": 
 META = {"experiment", "step", "config", "history"}             # keys of meta
 # What zipfile, zlib and NumPy raise when they read a file that is damaged, or no .npz file at all
 DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError,
-           struct.error)
+           struct.error, TypeError)
 
 
 def save(path, config, state):
@@ -3218,6 +3219,8 @@ def is_meta(meta):
     """Return whether a JSON value is what save wrote, of this experiment"""
     if not isinstance(meta, dict) or not META <= meta.keys() or meta["experiment"] != EXPERIMENT:
         return False
+    if not isinstance(meta["config"], dict) or not isinstance(meta["history"], dict):
+        return False
     return {"source", "epochs"} <= meta["history"].keys()
 
 
@@ -3260,7 +3263,7 @@ def identity_of(path, config):
 
 
 def digest_of(path):
-    """Return the SHA-256 of a weights file or that of a folder; None of None"""
+    """Return the SHA-256 of a weights file or that of a folder; None if path is None"""
     if path is None:
         return None
     return hashlib.sha256(weights_file(path).read_bytes()).hexdigest()
@@ -3315,7 +3318,6 @@ PROGRESS = ("epoch {epoch}/{n_epochs}  train loss {train_loss:.3f}  "
             "test accuracy: familiar {familiar:.3f}, novel {novel:.3f}  {seconds:.0f} s")
 
 
-
 class Progress:
     """The hooks of train that say how a training goes: the metrics of every epoch and, within an
     epoch, where it is. On a terminal that line is rewritten every second; elsewhere there is one
@@ -3367,7 +3369,6 @@ TABLE = {                          # what is printed of a test: label, format
     "familiar": ("accuracy, familiar viewpoints", ".4f"),
     "novel": ("accuracy, novel viewpoints", ".4f"),
     "drop": ("drop", ".4f")}
-
 
 
 def print_table(results, config):
@@ -3574,20 +3575,20 @@ class RunFile:
     def __init__(self, folder):
         self.folder = folder
         self.path = folder / "weights.npz"
-        self.written = self.time()
+        self.written = self.modified()
 
-    def time(self):
-        """Return when the file was written, in ns; None if there is none"""
+    def modified(self):
+        """Return when the file was last written, in ns; None if there is none"""
         if not self.path.exists():
             return None
         return self.path.stat().st_mtime_ns
 
     def save(self, config, state):
         """Replace the file, unless another run has written it since"""
-        if self.time() != self.written:
+        if self.modified() != self.written:
             raise InputError(f"{self.folder}: another run saves here, too. Name another --outdir")
         save(self.path, config, state)
-        self.written = self.time()
+        self.written = self.modified()
 
 
 def run(config, data, state, folder):
@@ -3596,8 +3597,8 @@ def run(config, data, state, folder):
     for path in half_written(folder):
         path.unlink()
     if (folder / "metrics.json").exists():
-        # It is of fewer epochs, or finished_result had returned it, and must not mark this run as
-        # finished: keep it by another name
+        # It is of fewer epochs (else finished_result would have returned it), and must not mark
+        # this run as finished: keep it by another name
         n = len(state["history"]["epochs"])
         (folder / "metrics.json").replace(folder / f"metrics-{n}-epochs.json")
     progress = Progress(config, data)
@@ -3664,7 +3665,7 @@ def processor_name():
 
 def as_json(result):
     """Return a result as the bytes of a JSON text"""
-    return json.dumps(result, indent=1, default=float).encode()
+    return json.dumps(result, indent=1, default=float).encode()     # float: of NumPy's numbers
 
 
 def what_is_saved(folders, outdir, given_outdir):
@@ -3725,10 +3726,12 @@ def test_command(folder, config):
 def check_several(folder, models):
     """Raise InputError if a folder for runs of several models holds a run of its own, or files and
     no such run"""
-    found = [path.name for path in folder.iterdir()]
+    if (folder / "weights.npz").exists():
+        raise InputError(f"{folder}: holds other files (weights.npz). Name a new --outdir")
+    others = [path.name for path in folder.iterdir() if path.name not in models]
     is_of_runs = any((folder / model / "weights.npz").exists() for model in models)
-    if "weights.npz" in found or (found and not is_of_runs):
-        raise InputError(f"{folder}: holds other files ({found[0]}). Name a new --outdir")
+    if others and not is_of_runs:
+        raise InputError(f"{folder}: holds other files ({others[0]}). Name a new --outdir")
 
 
 def train_in(folder, config, data, init):
@@ -3774,17 +3777,18 @@ def test_again(path, trained, config, data, state):
     with worker_threads(config) as workers:
         metrics = evaluate_test(weights_of(state), data, config, workers)
     result = result_of(config, state, data, metrics)
+    # The history of the training is in the run's own metrics.json
     result |= {"loaded": identity_of(path, trained), "history": {}}
     print_table({config.model: result}, config)
     return result
-
 
 
 def tested_config(args, trained):
     """Return the Config of a trained network with the settings that are given for its test"""
     given = given_settings(args)
     if "model" in given:
-        given["model"] = " ".join(given["model"])      # no file has two: check_same says so
+        # Several names make one that no file has, which check_same refuses
+        given["model"] = " ".join(given["model"])
     check_same(args.load, trained, given, ("runtime", "test"))
     return dataclasses.replace(trained, **given)
 
@@ -3792,6 +3796,7 @@ def tested_config(args, trained):
 # -------------------------------------------------------------- command line
 
 def main():
+    """Train or test as the command line says; print a table, or with --out-json - JSON"""
     set_up_process()
     args = read_command_line()
     if args.out_json is None:
@@ -3829,8 +3834,9 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line"""
 
     def error(self, message):
-        _, is_unknown, words = message.partition("unrecognized arguments: ")
-        if is_unknown:
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            words = message.removeprefix(prefix)
             flag = words.split()[0].partition("=")[0]
             if flag in REPLACED:
                 raise InputError(f"{flag} is gone: {REPLACED[flag]}")
@@ -3879,15 +3885,15 @@ def add_settings(parser):
     for f in SETTINGS:
         flags = [flag_of(f.name), *f.metadata.get("alias", "").split()]
         if f.type is bool:
-            kind = {"action": argparse.BooleanOptionalAction}
+            options = {"action": argparse.BooleanOptionalAction}
         elif "choices" in f.metadata:
-            kind = {"choices": f.metadata["choices"]}
+            options = {"choices": f.metadata["choices"]}
         else:
-            kind = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
-        if f.name == "model":          # a list, for compare.py; --help shows the choices once
-            kind["nargs"] = "+"
-            kind["metavar"] = "{" + ",".join(kind["choices"]) + "}", "MODEL"
-        parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **kind)
+            options = {"type": f.type, "metavar": f.metadata.get("metavar", METAVARS[f.type])}
+        if f.name == "model":          # a list: several are trained; --help shows the choices once
+            options["nargs"] = "+"
+            options["metavar"] = "{" + ",".join(options["choices"]) + "}", "MODEL"
+        parser.add_argument(*flags, default=argparse.SUPPRESS, help=help_of(f), **options)
 
 
 def help_of(f):

@@ -89,6 +89,17 @@ def flip_directory(path):
     path.write_bytes(raw)
 
 
+def of_list_config(arrays):
+    meta = json.loads(str(arrays["meta"]))
+    return arrays | {"meta": np.array(json.dumps(meta | {"config": [1]}))}
+
+
+def write_one_array(path):
+    """As np.save writes it, under a name that ends in .npz"""
+    with open(path, "wb") as file:
+        np.save(file, np.ones(3))
+
+
 def first_of(arrays):
     """Return the name of the first parameter among the arrays of a file"""
     return next(name for name in arrays if name.startswith("params/"))
@@ -112,6 +123,9 @@ SPOILS = {                         # beside those of test_experiments.py: cut of
     "a setting of a later version": (edited(with_meta({"smoothing": 0.1})), "has the setting smoothing"),
     "a setting of another type": (edited(with_meta({"seed": "x"})), "--seed x: must be a whole number"),
     "pickled": (edited(lambda a: a | {first_of(a): np.array({"a": 1}, object)}), DAMAGED),
+    "history is a list": (edited(with_meta(history=[])), DAMAGED),
+    "config is a list": (edited(of_list_config), DAMAGED),
+    "one array": (write_one_array, DAMAGED),
     "empty": (lambda path: path.write_bytes(b""), DAMAGED), "directory": (flip_directory, DAMAGED)}
 
 

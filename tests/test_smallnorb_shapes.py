@@ -161,3 +161,18 @@ def test_a_range_that_begins_with_a_minus_is_joined_to_its_flag(call):
 def test_a_network_of_other_images_is_not_tested_on_shapes(call):
     assert_refused(call(sn, sn.main, "--load", sn.PRETRAINED[1], "--data", "shapes"), "has other layers or classes")
     assert_refused(call(sn, sn.main, "--load", "--data", "smallnorb", "--norb-dir", "nowhere"), "nowhere")
+
+
+def test_several_models_that_were_cut_off_in_the_first_epoch_begin_again(tmp_path):
+    """Their folders are there, and empty; a folder with anything else is refused"""
+    folder = tmp_path / "runs"
+    (folder / "capsnet").mkdir(parents=True)
+    sn.check_several(folder, ["capsnet", "cnn"])
+    (folder / "notes.txt").touch()
+    with pytest.raises(sn.InputError, match="holds other files .notes.txt."):
+        sn.check_several(folder, ["capsnet", "cnn"])
+    (folder / "capsnet" / "weights.npz").touch()
+    sn.check_several(folder, ["capsnet", "cnn"])
+    (folder / "weights.npz").touch()
+    with pytest.raises(sn.InputError, match="holds other files .weights.npz."):
+        sn.check_several(folder, ["capsnet", "cnn"])
