@@ -7,7 +7,7 @@
 values flow forward through the routing iterations, and how gradients flow back and accumulate. Each step shows the name
 of its function and the shape of its result, which comes from a run of that function.
 
-    python3 visualize_routing.py                                     # 3 iterations of each, as PNG and SVG: seconds
+    python3 visualize_routing.py                                     # 3 iterations of each: seconds
     python3 visualize_routing.py --n-iters 2 --outdir viz/routing    # 2 iterations, into a folder of one's choice
 """
 import functools
@@ -276,9 +276,7 @@ def main():
         raise InputError(f"--n-iters {args.n_iters}: must be between 1 and 5")
     make_outdir(args.outdir, FIGURES)
     for name, draw in FIGURES.items():
-        fig = draw(args.n_iters)
-        for suffix in "png", "svg":
-            figures.write_figure(fig, args.outdir / f"{name}.{suffix}")
+        figures.write_figure(draw(args.n_iters), args.outdir / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ curves."""
 import contextlib
 import functools
 import hashlib
+import io
 import os
 import sys
 import warnings
@@ -33,7 +34,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
-         "image.interpolation": "nearest", "legend.frameon": False, "svg.hashsalt": "capsules",
+         "image.interpolation": "nearest", "legend.frameon": False,
          "text.parse_math": False}                                      # a $ in a class's name is a $
 BLUE, ORANGE, RED, GREEN, PINK, GRAY = "#0072B2", "#E69F00", "#D55E00", "#009E73", "#CC79A7", "#666666"  # Okabe & Ito
 WRONG = "#B00020"                  # of wrong predictions: a darker red, which is not taken for orange
@@ -255,13 +256,21 @@ def without_glyph_warnings():
         yield
 
 
+RESOLUTIONS = (200, 150, 100)      # dots per inch: the first with which a PNG is small enough, else the last
+MAX_BYTES = 300_000                # of a PNG
+
+
 def write_figure(fig, path, say=print):
-    """Write a matplotlib Figure as a PNG, or as an SVG if `path` ends so, atomically. A PNG holds content_digest's
-    result as the text "Content"."""
-    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None, "Content": content_digest(fig)}
+    """Write a matplotlib Figure as a PNG, atomically. It holds content_digest's result as the text "Content"."""
+    metadata = {"Software": None, "Content": content_digest(fig)}
     add_fonts(fig, say)
-    with without_glyph_warnings():
-        write_atomically(path, lambda file: fig.savefig(file, format=path.suffix[1:], dpi=100, metadata=metadata))
+    for dpi in RESOLUTIONS:
+        drawn = io.BytesIO()
+        with without_glyph_warnings():
+            fig.savefig(drawn, format="png", dpi=dpi, metadata=metadata)
+        if drawn.tell() <= MAX_BYTES:
+            break
+    write_atomically(path, lambda file: file.write(drawn.getvalue()))
     say(f"wrote {path}  ({path.stat().st_size / 1e3:.0f} kB)")
 
 

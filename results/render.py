@@ -428,6 +428,35 @@ def nearest_cell(results, name):
     return cell
 
 
+def verdict_cell(results, name):
+    """Return what README's table says of a verdict: the verdict, and why it is no other one"""
+    one = claims.BY_NAME[name]
+    said, why = decided(results, name)
+    near = rule.nearest(one.tests)
+    found = max((measured(results, test) for test in near), key=lambda found: found.n)
+    paper = f"{one.theirs:g}" if one.is_accuracy else f"{one.theirs:+g}"
+    if "tests differ" in why:
+        return f"{said}: the nearest tests differ"
+    if said == "undecided" and found.n < rule.LEAST_SEEDS:
+        seeds = "planned seed" if found.n == 1 else "planned seeds"
+        return f"{said}: {found.n or 'no'} {seeds}, {rule.LEAST_SEEDS} needed"
+    if said == "undecided" and found.lacks:
+        return f"{said}: no interval over toys yet"
+    if why.startswith("no nearest test qualifies"):
+        return f"{said}: tuned more, or not matched"
+    reasons = {
+        "undecided": f"both 0 and {paper} are possible",
+        "not found": f"0 is possible, {paper} is not",
+        "opposite": "all below 0",
+        "smaller": f"above 0, below {paper}",
+        "reproduced": f"above 0, and {paper} is possible",
+        "lower": f"all below {paper}",
+        "reached": f"all at least {paper}"}
+    if one.is_accuracy and said == "undecided":
+        return f"{said}: {paper} is possible"
+    return f"{said}: {reasons[said]}"
+
+
 CLAIMS_FIGURE = "![the papers' effects beside ours](viz/findings/claims.png)"
 
 
@@ -436,9 +465,9 @@ def claims_table(results):
     rows = []
     for name, sentence, paper in claims.TABLE:
         rows.append([sentence, paper, nearest_cell(results, name), strongest_cell(results, name),
-                     counted(results, name), verdict(results, name)])
+                     counted(results, name), verdict_cell(results, name)])
     header = ["claim", "paper", "nearest test", "strongest control", "for / against / none / open",
-              "verdict"]
+              "verdict: why"]
     return CLAIMS_FIGURE + "\n\n" + markdown(header, rows)
 
 

@@ -13,6 +13,7 @@ from lab.messages import InputError  # noqa: E402
 import claims  # noqa: E402
 import render  # noqa: E402
 import result_files  # noqa: E402
+import rule  # noqa: E402
 import runs  # noqa: E402
 from runs import AFF, MULTI, NORB  # noqa: E402
 
@@ -258,6 +259,18 @@ def test_a_mark_of_no_measure_is_refused_with_the_names_that_there_are(mark, fau
     with pytest.raises(InputError) as error:
         render.measure(mark)
     assert str(error.value).startswith(fault) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("n, low, high, said", [
+    (3, 1, 9, "reproduced: above 0, and +7.9 is possible"), (3, 1, 5, "smaller: above 0, below +7.9"),
+    (3, -1, 5, "not found: 0 is possible, +7.9 is not"), (3, -1, 9, "undecided: both 0 and +7.9 are possible"),
+    (3, -5, -1, "opposite: all below 0"), (2, -1, 5, "undecided: 2 planned seeds, 3 needed"),
+    (0, -1, 5, "undecided: no planned seeds, 3 needed")])
+def test_a_verdict_is_given_with_its_reason(monkeypatch, n, low, high, said):
+    """of the claim with the effect +7.9"""
+    measured = rule.Measured(3, n, (low + high) / 2, low, high, (1, 1))
+    monkeypatch.setattr(render, "measured", lambda results, test: measured)
+    assert render.verdict_cell(None, "em-routing") == said
 
 
 def test_a_measure_is_found_by_its_name_and_has_the_marks_styles_if_it_gives_some():
