@@ -52,7 +52,7 @@ Deviations from the paper:
     1024, and its convolutions are not padded
   - batch normalization in the first convolution and in PrimaryCaps
   - two EM iterations (`--routing-iters 3` for the paper's three)
-  - an inverse temperature lambda that is 1/16 in all iterations
+  - an inverse temperature lambda that is the same in all iterations (`--inverse-temperature`)
   - beta_a outside of lambda: a_j = logistic(beta_a - lambda cost_j); one beta_a per parent type,
     not one for all
   - the mass sum_i R_ij a_i multiplied by parents / children (Gritzman 2019)
@@ -140,6 +140,7 @@ def setting(default, text, **more):
     return dataclasses.field(default=default, metadata={"help": text} | more)
 
 
+LAMBDA = 1 / 16                    # default of the inverse temperature of EM routing
 MATRIX_MODELS = "matrix-capsnet", "matrix-head"
 VECTOR_MODELS = "capsnet", "capsnet-shared"
 CAPSULES = MATRIX_MODELS + VECTOR_MODELS
@@ -207,6 +208,8 @@ class Config:
     routing_iters: int = setting(None, "routing iterations; 1: uniform assignment, no routing",
                                  low=1, high=50, only={"model": CAPSULES}, test=True,
                                  alias="--em-iters")
+    inverse_temperature: float = setting(LAMBDA, "lambda of EM routing, in all iterations", low=1e-4,
+                                         high=10, only={"model": MATRIX_MODELS})
     coordinates: bool = setting(None, "coordinate addition; in cnn-gap, coordinates as channels",
                                 only={"model": (*MATRIX_MODELS, "capsnet-shared", "cnn-gap")})
     dropout: float = setting(None, "fraction of hidden units set to 0 in a step; in the paper's "
@@ -832,7 +835,6 @@ P = 4                              # rows and columns of a pose matrix
 D = P * P                          # elements of a capsule: of a pose matrix, or of a vector
 SIGMA2_EPS = 5e-4                  # variance floor, as in the official code: one child has none
 MASS_EPS = 1e-7                    # added to the mass, which is 0 if all children are inactive
-LAMBDA = 1 / 16                    # inverse temperature of the activations in all iterations
 
 
 class Window(collections.namedtuple("Window", "N rows columns B stride K", defaults=(3,))):
@@ -1219,7 +1221,7 @@ def primary_caps_backward(dpose, dactivation, activation):
     return np.concatenate([dpose.reshape(*dlogits.shape[:3], -1), dlogits], -1)
 
 
-def conv_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, stride):
+def conv_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, stride, lambda_=LAMBDA):
     """Compute convolutional capsules: 3x3 receptive fields at a stride, votes, EM routing.
 
     pose: (N, rows, columns, B, D); activation: (N, rows, columns, B); W: transformation matrices,
@@ -1229,7 +1231,7 @@ def conv_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, stride):
     child_a = im2col_capsules(activation[..., None], window)[..., 0].T.copy()   # (L, 9*B)
     V, votes_cache = pose_votes_forward(im2col_capsules(pose, window), W)   # (9*B, L, J, D)
     V = V.transpose(1, 2, 0, 3)                                             # (L, J, 9*B, D)
-    (mu, x), em_cache = em_routing_forward(V, child_a, beta_u, beta_a, n_iters, window=window)
+    (mu, x), em_cache = em_routing_forward(V, child_a, beta_u, beta_a, n_iters, lambda_, window)
     a = sigmoid(x)
     shape = (len(pose), *window.parents, J)
     return (mu.reshape(*shape, D), a.reshape(shape)), (window, votes_cache, em_cache, a)
@@ -1254,7 +1256,7 @@ def conv_caps_backward(dmu, da, cache):
 X_ELEMENT, Y_ELEMENT = P - 1, 2 * P - 1
 
 
-def class_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, centers=None):
+def class_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, centers=None, lambda_=LAMBDA):
     """Compute the class capsules by EM routing, with transformation matrices shared across
     positions.
 
@@ -1272,7 +1274,7 @@ def class_caps_forward(pose, activation, W, beta_u, beta_a, n_iters, centers=Non
         V[..., X_ELEMENT] += x[:, None]
         V[..., Y_ELEMENT] += y[:, None]
     V = V.reshape(B * n, N, J, D).transpose(1, 2, 0, 3)     # (N, J, I, D)
-    (mu, x), em_cache = em_routing_forward(V, child_a, beta_u, beta_a, n_iters)
+    (mu, x), em_cache = em_routing_forward(V, child_a, beta_u, beta_a, n_iters, lambda_)
     return (mu, x), (activation.shape, votes_cache, em_cache)
 
 
@@ -1898,18 +1900,19 @@ def matrix_head_forward(params, x, config, _):
         return params[name + "_W"], params[name + "_beta_u"], params[name + "_beta_a"]
 
     n_iters = config.routing_iters
+    lambda_ = config.inverse_temperature
     (pose, activation), primary_cache = primary_caps_forward(x)
     out = {"primary_pose": pose, "primary_a": activation}
     caches = []
     for conv in conv_caps(config):
         (pose, activation), cache = conv_caps_forward(
-            pose, activation, *weights_of_layer(conv.name), n_iters, conv.stride)
+            pose, activation, *weights_of_layer(conv.name), n_iters, conv.stride, lambda_)
         out[conv.name + "_mu"] = pose
         out[conv.name + "_a"] = activation
         caches.append((conv.name, cache))
     centers = receptive_field_centers(config) if config.coordinates else None
     (mu, scores), class_cache = class_caps_forward(
-        pose, activation, *weights_of_layer("class"), n_iters, centers)
+        pose, activation, *weights_of_layer("class"), n_iters, centers, lambda_)
     _, _, em_cache = class_cache
     out |= {"scores": scores, "mu": mu, "a": sigmoid(scores), "class_steps": em_cache.steps}
     return out, (primary_cache, caches, class_cache)

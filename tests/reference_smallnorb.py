@@ -140,9 +140,9 @@ def conv_votes(pose, active, W, stride):
     return votes, a
 
 
-def conv_caps_reference(pose, active, W, beta_u, beta_a, n_iters, stride):
+def conv_caps_reference(pose, active, W, beta_u, beta_a, n_iters, stride, lambda_=1 / 16):
     """Convolutional capsules of one image -> mu (Ho, Wo, J, 16), a (Ho, Wo, J)"""
-    mu, _, x, _ = em_reference(*conv_votes(pose, active, W, stride), beta_u, beta_a, n_iters)
+    mu, _, x, _ = em_reference(*conv_votes(pose, active, W, stride), beta_u, beta_a, n_iters, lambda_)
     grid = tuple(np.max(list(mu), 0) + 1)
     return (np.array([mu[at] for at in np.ndindex(grid)]).reshape(*grid, 16),
             logistic(np.array([x[at] for at in np.ndindex(grid)]).reshape(grid)))
@@ -201,7 +201,8 @@ def em_network_reference(p, image, config):
     pose, active = x[..., :16 * B].reshape(*x.shape[:2], B, 16), logistic(x[..., 16 * B:])
     for name, stride in (("conv", 2), ("conv2", 1)) if config.model == "matrix-capsnet" else ():
         weights = (p[name + end] for end in ("_W", "_beta_u", "_beta_a"))
-        pose, active = conv_caps_reference(pose, active, *weights, config.routing_iters, stride)
+        pose, active = conv_caps_reference(pose, active, *weights, config.routing_iters, stride,
+                                           config.inverse_temperature)
     votes, a = [], []
     side, _, types = active.shape
     for b, py, px in np.ndindex(types, side, side):
@@ -210,7 +211,8 @@ def em_network_reference(p, image, config):
         for vote in votes[-1].values() if config.coordinates else ():
             vote[3] += coordinate(px, config)                               # x: first of the right column
             vote[7] += coordinate(py, config)                               # y: second
-    mu, _, x, _ = em_reference(votes, a, p["class_beta_u"], p["class_beta_a"], config.routing_iters)
+    mu, _, x, _ = em_reference(votes, a, p["class_beta_u"], p["class_beta_a"], config.routing_iters,
+                               config.inverse_temperature)
     return np.array([mu[j,] for j in range(5)]), np.array([x[j,] for j in range(5)])
 
 

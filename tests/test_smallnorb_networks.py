@@ -18,7 +18,7 @@ from reference_smallnorb import TRAINED, batch64, few, outputs, params64, runnin
 
 @pytest.mark.parametrize("model, changes", [
     ("matrix-capsnet", {}), ("matrix-capsnet", dict(routing_iters=1, data="toys")),
-    ("matrix-capsnet", dict(routing_iters=3, coordinates=False)),
+    ("matrix-capsnet", dict(routing_iters=3, coordinates=False)), ("matrix-capsnet", dict(inverse_temperature=0.3)),
     ("matrix-head", {}), ("matrix-head", dict(routing_iters=3, data="toys", width=3)),
     ("matrix-head", dict(coordinates=False))], ids=str)
 def test_networks_of_matrix_capsules_against_literal_ones(monkeypatch, model, changes):
@@ -168,7 +168,7 @@ def test_gradients_and_extremes_of_the_losses(rng, model, loss):
 
 NETWORKS = [
     *((model, {}) for model in TRAINED), ("matrix-capsnet", dict(loss="spread", coordinates=False)),
-    ("matrix-capsnet", dict(routing_iters=3, data="toys")),
+    ("matrix-capsnet", dict(routing_iters=3, data="toys", inverse_temperature=0.3)),
     ("matrix-head", dict(loss="margin", data="toys", routing_iters=3)), ("matrix-head", dict(routing_iters=1, width=3)),
     ("capsnet", dict(loss="cross-entropy", routing_iters=3)), ("cnn", dict(preset="paper", width=0)),
     ("capsnet-shared", dict(loss="cross-entropy", routing_iters=3, data="toys")),
