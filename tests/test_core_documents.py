@@ -54,7 +54,9 @@ def code_blocks(text):
 
 
 def commands(text):
-    """The command lines `python3 script.py ...` of all code blocks and inline code, as lists of words"""
+    """The command lines `python3 script.py ...` of all code blocks and inline code, as lists of words; path/to/clone/
+    stands for the folder of this project"""
+    text = text.replace("python3 path/to/clone/", "python3 ")
     lines = (shlex.split(line, comments=True) for line in re.findall(r"python3 (?!-c )([^\n|>&;]*)", code_blocks(text)))
     return [words for words in lines if words and not words[0].startswith("-")]
 

@@ -180,7 +180,7 @@ def layer(u, W, n_iters):
 def test_a_layer_with_one_size_is_checked_through_its_votes(run):  # noqa: F811
     """as docs/reference/conformance.md shows"""
     chapter = (Path(__file__).parents[2] / "docs/reference/conformance.md").read_text(encoding="utf-8")
-    recipe = chapter.partition("**A layer whose input and output capsules have one size.**")[2]
+    recipe = chapter.partition("### A layer whose input and output capsules have one size")[2]
     recipe = recipe.partition("```python\n")[2].partition("```")[0]
     layer = ROUTE.replace("def route", "def inner") + """
 def layer(u, W, n_iters):
