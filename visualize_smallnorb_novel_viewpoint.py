@@ -5,7 +5,7 @@
 # ///
 """Draw figures of smallnorb_novel_viewpoint.py, of toys, smallNORB or shapes: training and test views, accuracy on
 familiar and novel viewpoints and around the circle, pose matrices, routing and training curves of networks; of all
-results, accuracy by azimuth and by distance to the training azimuths, and a forest plot.
+results, accuracy by azimuth and by distance to the training azimuths, and two forest plots.
 
     python3 visualize_smallnorb_novel_viewpoint.py --load --results        # the pretrained networks: half a minute
     python3 visualize_smallnorb_novel_viewpoint.py                         # train the default networks: 4 minutes
@@ -34,43 +34,67 @@ SWEEP = {                          # networks in the figures of results: label, 
     "cnn-bn": ("cnn-bn", GREEN, "-.", "o"), "cnn-gap": ("cnn-gap", ORANGE, "-.", "^"),
     "nearest": ("nearest training image", GRAY, ":", "x")}
 OTHER_TOYS = "+".join(f"toys{toy_seed}-{{split}}" for toy_seed in (2, 3, 4))
-
-
-def both_splits(label, first, second, key="novel"):
-    """Return two rows of the forest plot, one per split; the split replaces {split} in the names of the settings."""
-    return [(f"{label}novel {split}s", first.format(split=split), second.format(split=split), key)
-            for split in ("azimuth", "elevation")]
-
-
 SIX_TOYS = "+".join(f"toys{toy_seed}-azimuth" for toy_seed in range(5, 11))
-FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
-    "Matrix capsules of the paper's small network minus the paper's CNN, with its width and dropout",
-    *both_splits("end of training, ", "paper-{split}/matrix-capsnet-paper", "paper-{split}/cnn-paper"),
-    "the same, the CNN stopped at the small network's familiar accuracy",
-    *both_splits("", "paper-{split}/cnn-paper", "paper-{split}/matrix-capsnet-paper", "novel once familiar, reversed"),
-    "Small matrix capsules with EM routing (matrix-capsnet) minus a small version of the paper's CNN (cnn)",
-    *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn"),
-    *both_splits("three other sets of toys, ", f"{OTHER_TOYS}/matrix-capsnet", f"{OTHER_TOYS}/cnn"),
-    "matrix-capsnet minus that CNN with batch normalization (cnn-bn)",
-    *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-bn"),
-    "matrix-capsnet minus cnn with dropout of 0.5, matched familiar accuracy",
-    *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-dropout", "novel once familiar"),
-    "matrix-capsnet minus the paper's CNN (cnn, preset paper), at the end of training",
-    *both_splits("", "paper-{split}/matrix-capsnet", "paper-{split}/cnn-paper"),
-    "matrix-capsnet minus a larger CNN with GAP (cnn-gap)",
-    ("novel azimuths", "paper-azimuth/matrix-capsnet", "heads-azimuth/cnn-gap", "novel"),
-    "CapsNet with shared matrices (capsnet-shared) minus CNN with GAP (cnn-gap)",
-    *both_splits("wide backbone, ", "wide-{split}/capsnet-shared", "wide-{split}/cnn-gap"),
-    *both_splits("three other sets of toys, ", f"{OTHER_TOYS}/capsnet-shared", f"{OTHER_TOYS}/cnn-gap"),
-    ("six further sets of toys, novel azimuths", f"{SIX_TOYS}/capsnet-shared", f"{SIX_TOYS}/cnn-gap", "novel"),
-    *both_splits("small backbone, ", "heads-{split}/capsnet-shared", "heads-{split}/cnn-gap"),
-    "Matrix capsules on the small backbone (matrix-head) minus CNN with GAP (cnn-gap)",
-    *both_splits("", "heads-{split}/matrix-head", "heads-{split}/cnn-gap"),
-    "Trained and tested with routing (3 iterations; EM routing: 2) minus the same with 1 iteration",
-    *((f"{label}, novel azimuths", f"paper-azimuth/{name}", f"paper-azimuth/{name}-iters-1", "novel")
-      for label, name in (("the paper's small network", "matrix-capsnet-paper"), ("matrix-capsnet",) * 2)),
+
+
+def against_cnns(split):
+    """Return rows of the forest plot: matrix capsules minus CNNs at novel viewpoints of one split.
+
+    "novel once familiar" compares where the first setting reaches the second's familiar accuracy.
+    """
+    paper, heads = f"paper-{split}", f"heads-{split}"
+    other_toys = OTHER_TOYS.format(split=split)
+    return [
+        ("paper's small network minus paper's CNN, matched", f"{paper}/cnn-paper",
+         f"{paper}/matrix-capsnet-paper", "novel once familiar, reversed"),
+        ("the same, not matched", f"{paper}/matrix-capsnet-paper", f"{paper}/cnn-paper", "novel"),
+        ("paper's small network minus cnn-gap", f"{paper}/matrix-capsnet-paper",
+         f"{heads}/cnn-gap", "novel"),
+        ("matrix-capsnet minus paper's CNN", f"{paper}/matrix-capsnet", f"{paper}/cnn-paper",
+         "novel"),
+        ("matrix-capsnet minus cnn", f"{paper}/matrix-capsnet", f"{paper}/cnn", "novel"),
+        ("the same, three other sets of toys", f"{other_toys}/matrix-capsnet", f"{other_toys}/cnn",
+         "novel"),
+        ("matrix-capsnet minus cnn-bn", f"{paper}/matrix-capsnet", f"{paper}/cnn-bn", "novel"),
+        ("matrix-capsnet minus cnn with dropout, matched", f"{paper}/matrix-capsnet",
+         f"{paper}/cnn-dropout", "novel once familiar"),
+        ("matrix-capsnet minus cnn-gap", f"{paper}/matrix-capsnet", f"{heads}/cnn-gap", "novel")]
+
+
+def both_splits(label, first, second):
+    """Return two rows of a forest plot; the split replaces {split} in the names of the settings."""
+    return [(f"{label}, novel {split}s", first.format(split=split), second.format(split=split),
+             "novel") for split in ("azimuth", "elevation")]
+
+
+FOREST = [                         # rows of render.forest: heading, or label, settings, metric
+    "Novel azimuths: matrix capsules minus a CNN; matched: at about equal familiar accuracy",
+    *against_cnns("azimuth"),
+    "Novel elevations: matrix capsules minus a CNN; matched: at about equal familiar accuracy",
+    *against_cnns("elevation")]
+ABLATIONS = [                      # rows of render.forest
+    "Vector capsules with shared matrices (capsnet-shared) minus GAP-CNN (cnn-gap)",
+    *both_splits("wide backbone", "wide-{split}/capsnet-shared", "wide-{split}/cnn-gap"),
+    *both_splits("three other sets of toys", f"{OTHER_TOYS}/capsnet-shared",
+                 f"{OTHER_TOYS}/cnn-gap"),
+    ("six further sets of toys, novel azimuths", f"{SIX_TOYS}/capsnet-shared",
+     f"{SIX_TOYS}/cnn-gap", "novel"),
+    *both_splits("small backbone", "heads-{split}/capsnet-shared", "heads-{split}/cnn-gap"),
+    "Matrix capsules with EM routing (matrix-head) minus GAP-CNN (cnn-gap)",
+    *both_splits("small backbone", "heads-{split}/matrix-head", "heads-{split}/cnn-gap"),
+    "Trained and tested with two EM iterations minus with one",
+    ("paper's small network, novel azimuths", "paper-azimuth/matrix-capsnet-paper",
+     "paper-azimuth/matrix-capsnet-paper-iters-1", "novel"),
+    ("matrix-capsnet, novel azimuths", "paper-azimuth/matrix-capsnet",
+     "paper-azimuth/matrix-capsnet-iters-1", "novel"),
+    *both_splits("matrix-head", "heads-{split}/matrix-head", "heads-{split}/matrix-head-iters-1"),
+    "Trained and tested with three EM iterations minus with one",
+    ("paper's small network, novel azimuths", "paper-azimuth/matrix-capsnet-paper-iters-3",
+     "paper-azimuth/matrix-capsnet-paper-iters-1", "novel"),
+    "Trained and tested with three iterations of dynamic routing minus with one",
     ("capsnet, novel azimuths", "heads-azimuth/capsnet", "heads-azimuth/capsnet-iters-1", "novel"),
-    *both_splits("matrix-head, ", "heads-{split}/matrix-head", "heads-{split}/matrix-head-iters-1")]
+    ("capsnet-shared, novel azimuths", "heads-azimuth/capsnet-shared",
+     "heads-azimuth/capsnet-shared-iters-1", "novel")]
 
 
 @dataclass(frozen=True)
@@ -509,6 +533,14 @@ def draw_azimuth_results(results):
     return fig
 
 
+def draw_forest(results, rows):
+    """Draw differences in accuracy with their 95% CIs. rows: those of render.forest"""
+    fig = figures.forest(results, EXPERIMENT, rows, "accuracy on novel viewpoints")
+    words = "intervals over seeds do not contain other toys"
+    fig.supxlabel(f"{fig.get_supxlabel()}\n{words}", fontsize=9)
+    return fig
+
+
 GAPS = {                           # of the gap curve: title, networks
     "gap-shapes": ("five shapes", ("matrix-capsnet", "cnn", "cnn-gap", "nearest")),
     "gap-toys": ("toys", ("matrix-capsnet", "cnn", "cnn-bn", "cnn-gap"))}
@@ -580,7 +612,8 @@ OF_RESULTS = {
     "azimuth_accuracy": draw_azimuth_results, "gap_curve": draw_gap_curve,
     "background_activity": lambda results: draw_background_activity([
         each["background_activity"] for each in results_of(results, EXPERIMENT, "background-activity/matrix-capsnet")]),
-    "forest": lambda results: figures.forest(results, EXPERIMENT, FOREST, "accuracy on novel viewpoints")}
+    "forest": lambda results: draw_forest(results, FOREST),
+    "forest_ablations": lambda results: draw_forest(results, ABLATIONS)}
 
 
 # ---------------------------------------------------------------- command line

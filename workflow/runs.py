@@ -337,7 +337,7 @@ CAPTIONS = {                       # of each table, in the results log
     (NORB, "background-activity"): "Mean activation of primary matrix capsules over the background and over the "
     "toy, after training."}
 NORB_FIGURES = ("example_views", "familiar_vs_novel", "azimuth_accuracy", "gap_curve", "pose_matrices", "routing",
-                "training_curves", "background_activity", "forest")
+                "training_curves", "background_activity", "forest", "forest_ablations")
 NORB_PRETRAINED = [f"weights/smallnorb_{model}.npz" for model in PAPER]
 AFF_PRETRAINED = "weights/affnist_small_capsnet.npz weights/affnist_small_cnn.npz"
 TABLES_OF = {name: sorted(f"results/{name}/{path.name}" for path in (ROOT / "results" / name).glob("*.jsonl"))
