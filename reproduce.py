@@ -237,31 +237,51 @@ def rows_of(mark):
             (other, ", ".join([f"{short} {other}", second or first, *styles]), False), ("difference", mark, True)]
 
 
-def print_published(measures, published, say):
-    """Print some measures, computed from the published results"""
+def print_published(measures, published, say, deciding=()):
+    """Print some measures, computed from the published results. deciding: those of a claim's tests that
+    are the nearest, which get a star"""
     for measure in measures:
-        mark = measure.mark
-        experiment, one, other, key, styles = render.asked(mark)
-        values = published.samples(experiment, one, other, key)
-        unit = "sets of toys" if "+" in mark else "seeds" if len(values) > 1 else "seed"
-        old = set(arms([measure])) & published.stale
-        say(f"  {measure.label}: {render.value(published, mark)}" + (
-            f"{' points' * ('points' in styles)} (n = {len(values)} {unit})" * bool(values))
-            + ", stale: the code has changed since" * bool(old))
+        star = "*" if measure in deciding else " "
+        text = f"{star} {measure.label}: {published_number(measure, published)}"
+        if isinstance(measure, claims.Test):
+            planned_seeds = render.with_n(published, measure)
+            text = f"{star} {measure.label}: {planned_seeds}; all seeds {published_number(measure, published)}"
+        if set(arms([measure])) & published.stale:
+            text += ", stale: the code has changed since"
+        say(text)
 
 
-LEGEND = ("\npoints: percentage points. +-: half of the 95% CI over n seeds, all of them; A to B: range of the seeds. "
-          "Verdicts take planned seeds alone, and intervals over toys as well: docs/reference/claims.md "
-          "says what they mean.")
+def published_number(measure, published):
+    """Return a measure computed from all seeds of the published results, as text"""
+    experiment, one, other, key, styles = render.asked(measure.mark)
+    values = published.samples(experiment, one, other, key)
+    number = render.value(published, measure.mark)
+    if not values:
+        return number
+    unit = "sets of toys" if "+" in measure.mark else "seeds" if len(values) > 1 else "seed"
+    points = " points" if "points" in styles else ""
+    return f"{number}{points} (n = {len(values)} {unit})"
+
+
+LEGEND = ("\n*: the nearest tests; those of them that qualify decide. A test has two numbers. The first is the one "
+          "that decides: of its planned seeds, with toys in the interval where there are few. The second is of all "
+          "seeds, over seeds alone.\npoints: percentage points. +-: half of the 95% CI over n seeds; A to B: range "
+          "of the seeds. docs/reference/claims.md says what verdicts mean.")
 
 
 def print_claim(claim, published, say):
     """Print what the paper says and our verdict, which a finding of our own does not have"""
     say(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}")
     if claim.tests:
-        verdict, reason = render.decided(published, claim.name)
-        say(f"  our verdict: {verdict}, {reason}\n"
+        say(f"  our verdict: {render.verdict(published, claim.name)}, {render.reason(published, claim.name)}\n"
             f"  tests for / against / none found / open: {render.counted(published, claim.name)}")
+        if strongest := render.strongest_line(published, claim.name):
+            say(f"  {strongest}")
+
+
+def nearest(claim):
+    """Return the tests of a claim that are the nearest to the paper's; none of a finding of our own"""
+    return render.rule.nearest(claim.tests) if claim.tests else []
 
 
 def seeds_shown(claim, published):
@@ -339,7 +359,7 @@ def table(published, say):
         headline, every = (sum(minutes(result, published) for result in needed(measures, [0]).values())
                            for measures in (claims.comparisons(claim)[:1], claims.comparisons(claim)))
         print_claim(claim, published, say)
-        print_published(claims.comparisons(claim)[:1], published, say)
+        print_published(claims.comparisons(claim)[:1], published, say, nearest(claim))
         more = len(claims.comparisons(claim)) - 1
         say(f"  one seed: {duration(headline)} of one core" + f"; with {more} more comparison{'s' * (more > 1)} "
             f"{duration(every)}" * (more > 0))
@@ -420,7 +440,7 @@ def main():
         print_claim(claim, published, say)
         measures = measures_of(claim, args)
         if args.from_results:
-            print_published(measures, published, say)
+            print_published(measures, published, say, nearest(claim))
             continue
         if args.quick:
             cost = sum(minutes(result, published) for result in needed(measures, seeds).values())

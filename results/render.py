@@ -369,8 +369,14 @@ def verdict(results, name):
 
 
 def reason(results, name):
-    """Return the reason of a verdict"""
-    return decided(results, name)[1]
+    """Return the reason of a verdict: what the interval excludes and of which test it is, or why no
+    test decides"""
+    said, why = decided(results, name)
+    one = claims.BY_NAME[name]
+    if not why.startswith("from "):
+        return why
+    numbers = [test_number(results, test) for test in rule.nearest(one.tests) if test.label in why]
+    return f"from {' and '.join(numbers)}: {excluded(said, one)}"
 
 
 def counted(results, name):
@@ -422,39 +428,48 @@ def nearest_cell(results, name):
     near = rule.nearest(claims.BY_NAME[name].tests)
     shown = max(near, key=lambda test: measured(results, test).n)
     label = claims.SHORT.get(f"{name} {shown.name}", shown.label)
-    cell = f"{label}: {with_n(results, shown)}"
+    number = with_n(results, shown)
+    others = results.samples(*asked(shown.mark)[:4])
+    if number == "not run" and len(others) == 1:
+        number = f"planned seeds not run; another one {drawn(results, *asked(shown.mark))}"
+    cell = f"{label}: {number}"
     if len(near) > 1:
-        cell += f"; {len(near) - 1} more"
+        cell += f"; {len(near) - 1} more {'test' if len(near) == 2 else 'tests'}"
     return cell
+
+
+def excluded(verdict, one):
+    """Return what a verdict says that the interval includes and excludes; "" if it is from no interval"""
+    paper = f"{one.theirs:g}%" if one.is_accuracy else f"{one.theirs:+g}"
+    if one.is_accuracy:
+        return {"reached": f"all at least {paper}", "lower": f"all below {paper}",
+                "undecided": f"{paper} is possible"}[verdict]
+    return {"reproduced": f"above 0, and {paper} is possible", "smaller": f"above 0, below {paper}",
+            "not found": f"0 is possible, {paper} is not", "opposite": "all below 0",
+            "undecided": f"both 0 and {paper} are possible"}[verdict]
 
 
 def verdict_cell(results, name):
     """Return what README's table says of a verdict: the verdict, and why it is no other one"""
     one = claims.BY_NAME[name]
     said, why = decided(results, name)
-    near = rule.nearest(one.tests)
-    found = max((measured(results, test) for test in near), key=lambda found: found.n)
-    paper = f"{one.theirs:g}" if one.is_accuracy else f"{one.theirs:+g}"
+    found = max((measured(results, test) for test in rule.nearest(one.tests)), key=lambda found: found.n)
     if "tests differ" in why:
         return f"{said}: the nearest tests differ"
-    if said == "undecided" and found.n < rule.LEAST_SEEDS:
+    if why.startswith("no nearest test") and found.n < rule.LEAST_SEEDS:
         seeds = "planned seed" if found.n == 1 else "planned seeds"
         return f"{said}: {found.n or 'no'} {seeds}, {rule.LEAST_SEEDS} needed"
-    if said == "undecided" and found.lacks:
+    if why.startswith("no nearest test") and found.lacks:
         return f"{said}: no interval over toys yet"
-    if why.startswith("no nearest test qualifies"):
+    if why.startswith("no nearest test"):
         return f"{said}: tuned more, or not matched"
-    reasons = {
-        "undecided": f"both 0 and {paper} are possible",
-        "not found": f"0 is possible, {paper} is not",
-        "opposite": "all below 0",
-        "smaller": f"above 0, below {paper}",
-        "reproduced": f"above 0, and {paper} is possible",
-        "lower": f"all below {paper}",
-        "reached": f"all at least {paper}"}
-    if one.is_accuracy and said == "undecided":
-        return f"{said}: {paper} is possible"
-    return f"{said}: {reasons[said]}"
+    return f"{said}: {excluded(said, one)}"
+
+
+def strongest_line(results, name):
+    """Return the sentence of the claims page on a claim's strongest control; "" if there is none"""
+    cell = strongest_cell(results, name)
+    return f"Our best capsules minus our best control, all seeds: {cell}." if cell else ""
 
 
 CLAIMS_FIGURE = "![the papers' effects beside ours](viz/findings/claims.png)"
@@ -466,8 +481,8 @@ def claims_table(results):
     for name, sentence, paper in claims.TABLE:
         rows.append([sentence, paper, nearest_cell(results, name), strongest_cell(results, name),
                      counted(results, name), verdict_cell(results, name)])
-    header = ["claim", "paper", "nearest test", "strongest control", "for / against / none / open",
-              "verdict: why"]
+    header = ["claim", "paper", "nearest test, planned seeds", "best capsules minus best control, all seeds",
+              "for / against / none found / open", "verdict: why"]
     return CLAIMS_FIGURE + "\n\n" + markdown(header, rows)
 
 
@@ -487,8 +502,9 @@ def claim_table(results, name):
         n = len(results.samples(*asked(test.mark)[:4]))
         rows.append([label, *facts, tried, f"{found.n} of {found.n_planned}", test_number(results, test),
                      said, f"{every} (n = {n})"])
-    return markdown(["test", "data", "task", "control", "network", "configurations", "planned seeds",
-                     "result", "alone it says", "all seeds"], rows)
+    return markdown(["test", "data", "task", "control", "network", "configurations tried, capsules / control",
+                     "planned seeds", "result, planned seeds", "alone it says", "all seeds, no toys in the interval"],
+                    rows)
 
 
 def others_table(results, name):
@@ -874,7 +890,7 @@ def forest(results, experiment, lines, metric="accuracy"):
 
 # -------------------------------------------------------------- the documents
 
-KINDS = "table|value|claim|verdict|reason|count"
+KINDS = "table|value|claim|verdict|reason|count|strongest"
 MARK = re.compile(rf"<!-- ({KINDS}): ((?:(?!-->).)*?)\s*-->((?:(?!<!--).)*)<!-- end -->", re.S)
 PART = re.compile(rf"<!--\s*(?:{KINDS}|end)\b.*?-->", re.S)
 
@@ -883,7 +899,7 @@ def filled(kind, what, results, name):
     """Return the text that a mark of a document asks for, with the signs that documents have"""
     try:
         renderers = {"table": table, "value": value, "claim": claim, "verdict": verdict, "reason": reason,
-                     "count": counted}
+                     "count": counted, "strongest": strongest_line}
         body = renderers[kind](results, what)
     except InputError as error:
         raise InputError(f"{name}: the {kind} {what!r}: {error}") from None

@@ -20,7 +20,7 @@ NUMBERS = [                        # a phrase, with {} for its number; what the 
      "value: multimnist main/deep, test_exact_match, percent, plain"),
     ("of the test pairs (mean of {} seeds)",
      "value: multimnist main/deep, test_exact_match, seeds"),
-    ("[behind small CNNs](docs/reference/claims.md#affnist-centered) ({} points against max pooling)",
+    ("on affine digits at the center of the canvas ({} points against max pooling)",
      "claim: affnist-centered matched-vs-max-pooling"),
     ("[capsules see half of a digit's height and width](docs/reference/claims.md#multimnist-routing) "
      "({} points)", "claim: multimnist-routing half-digit")]

@@ -116,12 +116,16 @@ def test_published_results_and_quick_checks(check):
     code, out, err = check("--from-results")
     assert (code, err) == (0, "") and all(f"\n{claim.name}: " in out for claim in claims.CLAIMS)
     assert "+0.5 +- 0.2 points (n = 10 seeds)" in out
-    assert out.rstrip().endswith("docs/reference/claims.md says what they mean.")
+    assert out.rstrip().endswith("docs/reference/claims.md says what verdicts mean.")
+    assert "\n* CapsNet minus CNN with max pooling, matched: -2.1 +- 2.8 (n = 5); all seeds -1.9 +- 1.7 points" in out
     code, out, err = check("shapes", "multimnist-routing", "--from-results")
     assert (code, err) == (0, "") and out.count("paper: ") == 2
     for name in ("shapes", "multimnist-routing"):
         for measure in claims.comparisons(claims.BY_NAME[name]):
-            assert f"{measure.label}: {render.value(PUBLISHED, measure.mark)}" in out
+            number = render.value(PUBLISHED, measure.mark)
+            if isinstance(measure, claims.Test):
+                number = f"{render.with_n(PUBLISHED, measure)}; all seeds {number}"
+            assert f"{measure.label}: {number}" in out
     code, out, _ = check()
     assert code == 0 and all(f"\n{claim.name}: {claim.sentence}\n  paper: {claim.paper}\n" + "  our verdict: " *
                              bool(claim.tests) in out for claim in claims.CLAIMS)

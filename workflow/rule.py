@@ -12,7 +12,7 @@ All tests that share the nearest combination are asked. A test that does not qua
 none is left, or if those that are left differ, the claim is undecided: a farther test never
 decides.
 
-A test qualifies with at least three planned seeds; where networks are matched, four fifths of them
+A test qualifies with at least three planned seeds and an interval; where networks are matched, four fifths of them
 have to be matched; and, if its interval excludes zero, the arm that is ahead must not have been
 tuned with more hyperparameter configurations than the other. A number of configurations that was
 not recorded counts as more.
@@ -98,23 +98,25 @@ def why_not(measured, is_matched, is_accuracy=False):
 def decide(tests, measure, paper, is_accuracy=False):
     """Return the verdict on a claim and its reason, in words.
 
-    tests: with names and the four facts, and is_matched. measure(test): Measured. paper: the
+    tests: with labels, the four facts, and is_matched. measure(test): Measured. paper: the
     paper's number."""
     asked = nearest(tests)
-    dropped, given = [], {}
+    dropped, given = {}, {}
     for test in asked:
         measured = measure(test)
         reason = why_not(measured, test.is_matched, is_accuracy)
         if reason:
-            dropped.append(f"{test.name}: {reason}")
+            dropped.setdefault(reason, []).append(test.label)
         else:
-            given[test.name] = outcome(measured, paper, is_accuracy)
+            given[test.label] = outcome(measured, paper, is_accuracy)
     if not given:
-        return "undecided", "no nearest test qualifies (" + "; ".join(dropped) + ")"
+        said = [f"{labels[0] if len(labels) == 1 else f'{len(labels)} tests'}: {reason}"
+                for reason, labels in dropped.items()]
+        return "undecided", "no nearest test qualifies (" + "; ".join(said) + ")"
     if len(set(given.values())) > 1:
-        said = "; ".join(f"{name}: {verdict}" for name, verdict in given.items())
+        said = "; ".join(f"{label}: {verdict}" for label, verdict in given.items())
         return "undecided", f"the nearest tests differ ({said})"
-    return next(iter(given.values())), f"from {' and '.join(given)}"
+    return next(iter(given.values())), f"from {' and from '.join(given)}"
 
 
 def count(tests, measure, paper, is_accuracy=False):

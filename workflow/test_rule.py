@@ -13,7 +13,7 @@ import history
 import render
 import rule
 
-PLAIN = claims.Test("t", "", "", "ours", "paper", "paper", "narrow")
+PLAIN = claims.Test("t", "t", "", "ours", "paper", "paper", "narrow")
 
 
 def measured(low, high, n=3, n_planned=3, tried=(1, 1), lacks=""):
@@ -80,8 +80,8 @@ def test_a_farther_test_never_decides():
 
 
 def test_nearest_tests_have_to_agree_and_those_that_do_not_qualify_are_dropped():
-    one, other = PLAIN, PLAIN._replace(name="u")
-    assert decide((one, measured(1, 2)), (other, measured(0.5, 2.5))) == ("smaller", "from t and u")
+    one, other = PLAIN, PLAIN._replace(name="u", label="u")
+    assert decide((one, measured(1, 2)), (other, measured(0.5, 2.5))) == ("smaller", "from t and from u")
     assert decide((one, measured(1, 2)), (other, measured(1, 4)))[0] == "undecided"
     assert decide((one, measured(1, 2)), (other, measured(1, 4, tried=(9, 1)))) == ("smaller", "from t")
 
