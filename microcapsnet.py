@@ -118,13 +118,13 @@ def route_back(dv, kept):
     db = np.zeros_like(u_hat[..., :1])                  # (N, I, J, 1): the last b is not used
     du_hat = np.zeros_like(u_hat)                                   # (N, I, J, D)
     for c, s, v in reversed(steps):
-        dv = dv + (db * u_hat).sum(axis=1, keepdims=True)           # line 7, b + sum_d u_hat v:
-        du_hat += db * v                                            # (N, 1, J, D), (N, I, J, D)
+        dv = dv + (db * u_hat).sum(axis=1, keepdims=True)           # line 7: (N, 1, J, D)
+        du_hat += db * v                                            # line 7: (N, I, J, D)
         ds = squash_back(dv, s)                                     # line 6: (N, 1, J, D)
-        dc = (u_hat * ds).sum(axis=3, keepdims=True)                # line 5, sum_i c u_hat:
-        du_hat += c * ds                                            # (N, I, J, 1), (N, I, J, D)
-        db = db + softmax_back(dc, c)                   # the b before is used in lines 4 and 7
-        dv = 0                                          # the v before is used in line 7 only
+        dc = (u_hat * ds).sum(axis=3, keepdims=True)                # line 5: (N, I, J, 1)
+        du_hat += c * ds                                            # line 5: (N, I, J, D)
+        db = db + softmax_back(dc, c)                   # the same b is used in lines 4 and 7
+        dv = 0                                          # the previous v is used in line 7 alone
     return du_hat
 
 def margin_loss(length, present):
