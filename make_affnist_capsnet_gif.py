@@ -3,10 +3,17 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
-"""Animate the predictions of two networks while test digits are moved to the edge of the canvas, then rotated, sheared
-and scaled, as a GIF. The default networks are small versions of the 2017 paper's CapsNet and CNN.
+"""Animate the predictions of two networks, trained on digits that were only translated, while test
+digits are translated across the canvas, then rotated, sheared and scaled to the ends of affNIST's
+ranges, as a GIF. A strip below each network keeps a mark of every frame. The default networks are
+small versions of the 2017 paper's CapsNet and CNN.
 
-    python3 make_affnist_capsnet_gif.py --index 3 15     # seconds
+Without --index a rule chooses the digits: for each network, in the order of --load, the first test
+digit that all networks classify correctly at the center and that it misclassifies in more frames
+than any other network.
+
+    python3 make_affnist_capsnet_gif.py                  # half a minute
+    python3 make_affnist_capsnet_gif.py --index 3 15
 """
 import sys
 from pathlib import Path
@@ -15,29 +22,36 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Py
 import affnist_capsnet as affnist  # before numpy: it sets the number of BLAS threads
 from affnist_capsnet import CAPSULES, SIDES, data_name
 from lab import figures, networks
-from lab.figures import BLUE, ORANGE
+from lab.figures import BLUE, WRONG
 from lab.messages import InputError, Parser, Progress, counted, flag_name, run_cli
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 GRAY = "#999999"
-LEGEND = {"correct prediction": BLUE, "wrong prediction": ORANGE, "other classes": GRAY}
-TOP, ROW, BOTTOM = 96, 176, 32     # heights of the titles, of a digit's row, of the legend, px
-PICTURE, BARS, GAP, WIDTH = 150, 250, 40, 620          # widths, px; the last of the whole animation at least
+PAPER = "#FFFFFF"                  # of the strips, and of the hatch
+HATCH = "///"                      # of wrong predictions, so that they do not differ by color alone
+TOP, ROW, BOTTOM = 100, 216, 52    # heights of the titles, of a digit's row, of legend and note, px
+PICTURE, BARS, GAP = 150, 265, 40  # widths, px
+WIDTH = 620                        # of the whole animation at least, px
+STRIP = 16                         # height of a strip, px
 NETWORKS = [str(affnist.PRETRAINED[0].with_name(f"affnist_small_{name}.npz")) for name in ("capsnet", "cnn")]
-FPS = 8                            # frames per second
+FPS, HOLD = 8, 2000                # frames per second; ms of the last frame
 NAMES = {"capsnet-shared": "CapsNet, shared matrices", "capsnet": "CapsNet, one matrix per position",
          "vector-gap": "ten class vectors, GAP", "vector-gmp": "ten class vectors, GMP",
          "cnn-gap": "CNN, global average pooling", "cnn-gmp": "CNN, global max pooling",
          "cnn-dense": "CNN with a hidden layer", "cnn": "the paper's MNIST CNN"}
 MAX_DIGITS, MAX_NETWORKS = 4, 3
+SEARCHED = 50                      # test digits, from the first, among which the rule chooses
 PATH = (                           # (factor, lowest, highest value), animated one after another
     ("position", -1, 1), ("rotation", -20, 20), ("shear", -0.2, 0.2), ("scale_y", 0.8, 1.2), ("scale_x", 0.8, 1.2))
 WORDS = {"rotation": "rotated by {:.0f}°", "shear": "sheared by {:.2f}", "scale_y": "scaled vertically by {:.2f}",
-         "scale_x": "scaled horizontally by {:.2f}", "position": "at any position"}
+         "scale_x": "scaled horizontally by {:.2f}", "position": "translated across the canvas"}
+PARTS = {"position": "translated", "rotation": "rotated", "shear": "sheared", "scale_y": "height",
+         "scale_x": "width"}       # labels of the strips
 
 
 class FixedPosition:
@@ -69,65 +83,185 @@ def make_scenes(n):
     return scenes
 
 
+def images_on_path(image, scenes):
+    """Return a test digit, (28, 28) uint8, in every scene, (frames, side, side) uint8, and its
+    translations from the center, (frames, 2) px, as (row, column)"""
+    side = SIDES["affnist"]
+    images = []
+    translations = []
+    for _, _, factors, position in scenes:
+        canvases, centers = affnist.transform_digits(image[None], affnist.affine_matrix(**factors),
+                                                     FixedPosition(*position), side)
+        images.append(canvases[0])
+        translations.append(centers[0] - (side - 1) / 2)
+    return np.stack(images), np.stack(translations)
+
+
+def activations(network, images):
+    """Return the lengths of a network's capsules, or its probabilities, for images, (frames, J)"""
+    labels = np.zeros(len(images), int)                    # only a reconstruction would need others
+    samples = {"images": images, "labels": labels}
+    with affnist.worker_threads(network.config) as workers:
+        out = affnist.forward_shards(network.params, samples, network.config, workers)
+    return affnist.class_activations(out, network.config)
+
+
+def choose_digits(images, labels, shown, n):
+    """Return the indices of test digits, one per network: the first digit that all networks
+    classify correctly in the first frame, at the center, and that this network misclassifies in
+    more frames than any other. n: frames per factor.
+
+    A network for which there is none among the first SEARCHED digits gets the first digit that is
+    not yet chosen.
+    """
+    scenes = make_scenes(n)
+    chosen = {}                                                         # {place in shown: index}
+    for index in range(min(SEARCHED, len(labels))):
+        path, _ = images_on_path(images[index], scenes)
+        predicted = np.stack([activations(network, path).argmax(1) for network in shown])
+        wrong = predicted != labels[index]                              # (networks, frames)
+        errors = wrong.sum(1)
+        worst = int(errors.argmax())
+        differs = errors[worst] > 0 and np.count_nonzero(errors == errors[worst]) == 1
+        if differs and not wrong[:, 0].any():
+            chosen.setdefault(worst, index)
+        if len(chosen) == len(shown):
+            break
+    others = [index for index in range(len(labels)) if index not in chosen.values()]
+    for k in range(min(len(shown), len(labels))):
+        if k not in chosen:
+            chosen[k] = others.pop(0)
+    return [chosen[k] for k in sorted(chosen)]
+
+
+class Panel:
+    """What is drawn of a network for one digit: a bar per class, and a strip that fills with a mark
+    per frame, blue in its lower half where the prediction is correct, in the color of wrong
+    predictions in its upper half where it is wrong."""
+
+    def __init__(self, ax_bars, ax_strip, heights, label, scenes):
+        """heights: of the bars, (frames, J). label: the true class"""
+        n, J = heights.shape
+        self.heights, self.label, self.ax_strip = heights, label, ax_strip
+        self.predicted = heights.argmax(1)
+        self.correct = self.predicted == label
+        highest = max(1, int(np.ceil(heights.max())))                   # without squash above 1
+        self.bars = ax_bars.bar(range(J), [0] * J)
+        ax_bars.set(ylim=(0, highest), yticks=[0, highest])
+        ax_bars.tick_params(length=0, pad=3)
+        self.marks = np.ones((2, n, 3))
+        self.strip = ax_strip.imshow(self.marks, aspect="auto", extent=(0, n, 0, 1))
+        factors = [name for name, *_ in scenes]
+        middles = [factors.index(name) + factors.count(name) / 2 for name in PARTS]
+        ax_strip.set_xticks(middles, PARTS.values(), fontsize=7)
+        ax_strip.set_yticks([])
+        ax_strip.tick_params(length=0, pad=2)
+        ax_strip.spines[:].set(visible=True, color=GRAY)
+        for name in PARTS:
+            ax_strip.axvline(factors.index(name), color=GRAY, linewidth=0.8)
+
+    def show(self, t):
+        """Show frame t, and its mark beside those of the frames before it"""
+        for bar, height in zip(self.bars, self.heights[t]):
+            bar.set(height=height, facecolor=GRAY, hatch=None, linewidth=0)
+        if self.correct[t]:
+            self.bars[self.predicted[t]].set(facecolor=BLUE)
+            self.marks[1, t] = to_rgb(BLUE)
+        else:
+            self.bars[self.predicted[t]].set(facecolor=WRONG, edgecolor=PAPER, hatch=HATCH)
+            self.marks[0, t] = to_rgb(WRONG)
+        self.strip.set_data(self.marks)
+        n_correct = np.count_nonzero(self.correct[:t + 1])
+        self.ax_strip.set_xlabel(f"correct in {n_correct} of {counted(t + 1, 'frame')}",
+                                 fontsize=10, labelpad=1)
+
+
+def heading_on(shown):
+    """Return words on the digits that networks were trained on, and on those that they are shown"""
+    data, source = shown[0].data, shown[0].history["source"]
+    shifts = set()
+    for network in shown:
+        limit = affnist.max_shift(network.config)
+        if limit is None:
+            shifts.add("to any position")
+        else:
+            shifts.add(f"by up to {counted(limit, 'pixel')}")
+    tested = f"{figures.words_for(affnist, data).noun}s"
+    if source != data["source"]:
+        tested = data_name(data["source"])
+    trained = f"{data_name(source)} translated {' or '.join(sorted(shifts))}"
+    return f"Trained on {trained}; tested on {tested}"
+
+
+def note_on(shown):
+    """Return words on the settings of training and test that are not the defaults"""
+    lines = figures.settings_of_training({each.name: each.training_flags for each in shown})
+    flags = dict.fromkeys(flag for network in shown for flag in network.test_flags)
+    if flags:
+        lines.append(f"Tested with {' '.join(flags)}.")
+    return " ".join(lines)
+
+
 def draw_frames(digits, shown, n):
     """Return the frames, a list of (h, w, 3) uint8: a row for each digit, networks side by side.
 
-    digits: pairs of an image, (28, 28) uint8, and its label. shown: the networks. n: frames per factor. The figure is
-    built once; frames only change its data.
+    digits: (index, image, (28, 28) uint8, label) each. shown: the networks. n: frames per factor.
+    The figure is built once; frames only change its data.
     """
-    scenes, limits = make_scenes(n), {affnist.max_shift(network.config) for network in shown}
-    shifts = {"to any position" if limit is None else f"by up to {counted(limit, 'pixel')}" for limit in limits}
-    data, source = shown[0].data, shown[0].history["source"]
-    names, classes = data.get("names", ()), figures.class_names(data)
+    scenes, heading, note = make_scenes(n), heading_on(shown), note_on(shown)
+    data = shown[0].data
+    classes = figures.class_names(data)
     noun = figures.words_for(affnist, data).noun
-    tested = f"{noun}s" if source == data["source"] else data_name(data["source"])
-    heading = f"Trained on {data_name(source)} translated {' or '.join(sorted(shifts))}; tested on {tested}"
-    width, height = max(PICTURE + 2 * GAP + (BARS + GAP) * len(shown) - GAP, WIDTH), TOP + ROW * len(digits) + BOTTOM
+    width = max(PICTURE + GAP + (BARS + GAP) * len(shown), WIDTH)
+    height = TOP + ROW * len(digits) + BOTTOM
     fig = Figure((width / 100, height / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
 
-    def add_axes(left, row, wide, title):
-        """Add axes in the row of a digit; only the first row has titles."""
-        ax = fig.add_axes((left / width, 1 - (TOP + row * ROW + PICTURE) / height, wide / width, PICTURE / height))
-        ax.set_title("" if row else title, pad=8)
-        return ax
+    def add_axes(left, top, wide, high):
+        """Add axes at a position in px"""
+        bottom = height - top - high
+        return fig.add_axes((left / width, bottom / height, wide / width, high / height))
+
     title = fig.suptitle("", fontsize=min(12, 1.4 * width / len(heading)), y=1 - 8 / height)
-    fig.legend([Patch(color=color) for color in LEGEND.values()], LEGEND, loc="lower center", ncol=3, frameon=False,
-               fontsize=10, bbox_to_anchor=(0.5, 0))
-    rows = []                      # for each digit: images, its picture, its label, and (bars, heights) of each network
-    for row, (image, label) in enumerate(digits):
-        images = np.stack([affnist.transform_digits(
-            image[None], affnist.affine_matrix(**factors), FixedPosition(*position), SIDES["affnist"])[0][0]
-            for _, _, factors, position in scenes])
-        ax = add_axes(GAP // 2, row, PICTURE, f"a test {noun}")
-        ax.set(xticks=[], yticks=[], xlabel=f"class {label}: {names[label]}" if names else "")
+    fig.text(0.5, 8 / height, note, ha="center", color=figures.GRAY,
+             fontsize=min(8, 1.4 * width / max(1, len(note))))
+    wrong = Patch(facecolor=WRONG, edgecolor=PAPER, hatch=HATCH, linewidth=0)
+    legend = {"correct prediction": Patch(color=BLUE), "wrong prediction": wrong,
+              "other classes": Patch(color=GRAY)}
+    fig.legend(legend.values(), legend, loc="lower center", ncol=3, frameon=False, fontsize=10,
+               bbox_to_anchor=(0.5, 20 / height))
+    pictures = []                  # of digits: picture, its axes and words, images, translations
+    panels = []
+    for row, (index, image, label) in enumerate(digits):
+        top = TOP + row * ROW
+        images, translations = images_on_path(image, scenes)
+        ax = add_axes(GAP // 2, top, PICTURE, PICTURE)
+        ax.set(xticks=[], yticks=[])
         ax.spines[:].set(visible=True, color=GRAY)
-        picture, panels = ax.imshow(images[0], cmap="gray_r", vmin=0, vmax=255, interpolation="nearest"), []
+        picture = ax.imshow(images[0], cmap="gray_r", vmin=0, vmax=255)
+        words = f"test {noun} {index}: class {classes[label]}"
+        pictures.append((picture, ax, words, images, translations))
         for k, network in enumerate(shown):
-            config, samples = network.config, {"images": images, "labels": np.full(len(images), label)}
-            with affnist.worker_threads(config) as workers:
-                out = affnist.forward_shards(network.params, samples, config, workers)
-            quantity = "capsule lengths" if config.model in CAPSULES else "class probabilities"
-            ax = add_axes(3 * GAP // 2 + PICTURE + k * (BARS + GAP), row, BARS,
-                          f"{NAMES.get(config.model, config.model)}\n({config.model}): {quantity}")
-            heights = affnist.class_activations(out, config)    # (frames, J)
-            top = max(1, int(np.ceil(heights.max())))                   # without squash lengths exceed 1
-            ax.set(ylim=(0, top), yticks=[0, top])
-            figures.label_classes(ax, classes, BARS, fontsize=9)
-            ax.tick_params(length=0, pad=3)
-            panels.append((ax.bar(range(len(classes)), [0] * len(classes)), heights))
-        rows.append((images, picture, label, panels))
+            model, preset = network.config.model, network.config.preset
+            left = 3 * GAP // 2 + PICTURE + k * (BARS + GAP)
+            ax_bars = add_axes(left, top, BARS, PICTURE - STRIP - 8)
+            ax_strip = add_axes(left, top + PICTURE + 10, BARS, STRIP)
+            heights = activations(network, images)
+            panels.append(Panel(ax_bars, ax_strip, heights, label, scenes))
+            figures.label_classes(ax_bars, classes, BARS, fontsize=9)
+            if row == 0:
+                quantity = "capsule lengths" if model in CAPSULES else "class probabilities"
+                name = NAMES.get(model, model)
+                ax_bars.set_title(f"{name}\n({model}, preset {preset}): {quantity}", pad=8)
     frames = []
-    for t, (name, value, _, _) in enumerate(scenes):
-        low, high = affnist.RANGES.get(name, (-np.inf, np.inf))
-        beyond = "" if low <= value <= high else " (beyond affNIST's range)"
-        title.set_text(f"{heading}\n{WORDS[name].format(value)}{beyond}")
-        for images, picture, label, panels in rows:
+    for t, (factor, value, _, _) in enumerate(scenes):
+        title.set_text(f"{heading}\n{WORDS[factor].format(value)}")
+        for picture, ax, words, images, translations in pictures:
             picture.set_data(images[t])
-            for bars, heights in panels:
-                for j, bar in enumerate(bars):
-                    bar.set_height(heights[t, j])
-                    bar.set_color(GRAY if j != heights[t].argmax() else BLUE if j == label else ORANGE)
+            down, right = np.abs(translations[t])
+            ax.set_xlabel(f"{words}\ntranslated by {right:.0f} and {down:.0f} px", fontsize=9)
+        for panel in panels:
+            panel.show(t)
         frames.append(figures.frame_of(canvas))
     return frames
 
@@ -138,14 +272,14 @@ def main():
     parser.add_argument("--load", nargs="+", action="extend", metavar="PLACE", help="weights files or folders of the "
                         "networks (default: the pretrained small capsnet and cnn)")
     parser.add_argument("--index", type=int, nargs="+", metavar="N", help="indices of the test "
-                        "digits, from 0 (default: 3 15)")
+                        "digits, from 0 (default: chosen by the rule above)")
     parser.add_argument("--frames", type=int, default=16, metavar="N", help="frames per factor (default: 16)")
     figures.add_animation_flags(parser, affnist, FPS)
     affnist.add_settings(parser)
     args = parser.parse_args()
-    args.load, given, args.index = args.load or NETWORKS, args.index is not None, args.index or [3, 15]
+    args.load, n_digits = args.load or NETWORKS, 1 if args.index is None else len(args.index)
     figures.check_animation_flags(args, affnist, {
-        "--frames": (args.frames, 2, 60), "--index: digits": (len(args.index), 1, MAX_DIGITS),
+        "--frames": (args.frames, 2, 60), "--index: digits": (n_digits, 1, MAX_DIGITS),
         "--load: networks": (len(args.load), 1, MAX_NETWORKS)})
     for name in "n_test", "threads", "affnist_dir", "eval_split":
         if hasattr(args, name):
@@ -158,12 +292,13 @@ def main():
     data = affnist.load_data(loaded[0][1])
     shown = [networks.make(affnist, path, *one, data) for path, one in zip(args.load, loaded)]
     images, labels = data["test"]
-    if not given:
-        args.index = [min(k, len(labels) - 1) for k in args.index]                      # of a small data set
+    if args.index is None:
+        args.index = choose_digits(images, labels, shown, args.frames)
     if not 0 <= min(args.index) <= max(args.index) < len(labels):
         raise InputError(f"--index {' '.join(map(str, args.index))}: must be between 0 and {len(labels) - 1}")
-    frames = draw_frames([(images[k], int(labels[k])) for k in args.index], shown, args.frames)
-    figures.write_animation(args.out, frames, 1000 / args.fps, Progress(loaded[0][1].quiet).say)
+    frames = draw_frames([(k, images[k], int(labels[k])) for k in args.index], shown, args.frames)
+    durations = figures.held_last(len(frames), args.fps, HOLD)
+    figures.write_animation(args.out, frames, durations, Progress(loaded[0][1].quiet).say)
 
 
 if __name__ == "__main__":

@@ -26,9 +26,10 @@ from matplotlib.figure import Figure
 GRAY = "#999999"
 CROSS = "\N{MULTIPLICATION SIGN}"
 N_SHOWN, N_VAL = 4, 500            # test pairs in the montage, validation pairs for the curves
-FPS, HOLD, MAX_FRAMES = 6, 2000, 200     # HOLD: ms of the last frames; all frames are in memory, 1 MB each
+FPS, HOLD = 6, 2000                # frames per second; ms of the last frame
+MAX_FRAMES = 200                   # all frames are in memory, 1 MB each
 N_SCENES, SCENE_MS = 16, 1500      # with --load
-WIDTH, HEIGHT = 800, 390           # of the animation, px
+WIDTH, HEIGHT = 800, 406           # of the animation, px
 SCALE, GAP = 2, 2                  # screen px per image pixel; image pixels between images
 
 
@@ -70,12 +71,12 @@ def montage(shown, recon):
     return padded.swapaxes(1, 2).reshape(len(images) * (CANVAS + GAP), -1)[:-GAP, :-GAP]
 
 
-def draw_frames(scenes, points, last_step, title, names=(), ending=None):
+def draw_frames(scenes, points, last_step, title, note, names=()):
     """Return the frames, a list of (h, w, 3) uint8, one per scene. The figure is built once; frames change its data.
 
     scenes: dicts of shown (the pairs), lengths and recon, and n, how many of the points of the curves are drawn.
-    points: (step, validation loss, exact-match accuracy) each. names: of the classes, if they have some. ending: title
-    of the last scene and its network's accuracy.
+    points: (step, validation loss, exact-match accuracy) each. note: what is written below. names:
+    of the classes, if they have some.
     """
     first, pitch, J = scenes[0], CANVAS + GAP, scenes[0]["lengths"].shape[1]
     chance = 2 / (J * (J - 1))
@@ -86,7 +87,9 @@ def draw_frames(scenes, points, last_step, title, names=(), ending=None):
         """Add axes at a position in screen px."""
         return fig.add_axes((left / WIDTH, 1 - (top + height) / HEIGHT, width / WIDTH, height / HEIGHT))
 
-    heading = fig.suptitle(title, fontsize=min(10, 1100 / len(title)), y=0.985)
+    fig.suptitle(title, fontsize=min(10, 1100 / len(title)), y=0.985)
+    fig.text(0.5, 5 / HEIGHT, note, ha="center", color=figures.GRAY,
+             fontsize=min(8, 1150 / len(note)))
     image = montage(first["shown"], first["recon"])
     ax = add_axes(10, 60, image.shape[1] * SCALE, image.shape[0] * SCALE)
     picture = ax.imshow(image, cmap="gray", vmin=0, vmax=1)
@@ -132,29 +135,35 @@ def draw_frames(scenes, points, last_step, title, names=(), ending=None):
         for line, values in curves:
             line.set_data(steps[:scene["n"]], values[:scene["n"]])
         ax.set_xlabel(f"step {steps[scene['n'] - 1]} of {last_step}")
-        if ending and scene is scenes[-1]:
-            heading.set_text(ending[0])
-            ax.axhline(ending[1], color=ORANGE, linestyle="--")
-            ax.text(last_step, 0.17, f"dashed: pretrained, {ending[1]:.3f}", ha="right", fontsize=8, color="#8a5f00")
         frames.append(figures.frame_of(canvas))
     return frames
 
 
 def scenes_of_training(config, data, every):
-    """Train a network; return scenes and points as draw_frames takes them, and the title and accuracy of the ending:
-    the same pairs with the pretrained network, if they are of digits; else None."""
+    """Train a network; return scenes and points as draw_frames takes them, and the Network"""
     recorder = Recorder(data, config, every)
     recorder(capsnet.initial_state(config))
-    networks.train(capsnet, config, data, each_step=recorder)
-    snapshots, of_digits = recorder.snapshots, data["source"] in capsnet.DIGIT_NAMES
-    pretrained = networks.load_network(capsnet, capsnet.PRETRAINED[0])
-    last = recorder.evaluate(pretrained.weights, pretrained.config) if of_digits else snapshots[-1]
-    scenes = [{"shown": recorder.shown, "lengths": each["lengths"], "recon": each["recon"], "n": min(k, len(snapshots))}
-              for k, each in enumerate([*snapshots, last], 1)]
-    ending = of_digits and (f"The same test pairs with the pretrained network ({pretrained.config.n_epochs} x "
-              f"{pretrained.config.n_train:,} training pairs of {capsnet.data_name(pretrained.source)})",
-              last["exact-match accuracy"])
-    return scenes, [(each["step"], each["loss"], each["exact-match accuracy"]) for each in snapshots], ending
+    network = networks.make(capsnet, config.model, None, config, data, each_step=recorder)
+    scenes = []
+    points = []
+    for k, each in enumerate(recorder.snapshots, 1):
+        scenes.append({"shown": recorder.shown, "lengths": each["lengths"],
+                       "recon": each["recon"], "n": k})
+        points.append((each["step"], each["loss"], each["exact-match accuracy"]))
+    return scenes, points, network
+
+
+def note_on(network):
+    """Return what is written below: model, preset and seed, and the flags of training and test that
+    are not the defaults"""
+    unsaid = ["seed", "digits", "n_epochs", "n_train"]     # in the title, or already in the note
+    unsaid.append("n_val")                                 # changes the curves alone
+    note = network.label
+    if flags := networks.training_flags(network.trained, unsaid):
+        note += f", trained with {' '.join(flags)}"
+    if network.test_flags:
+        note += f", tested with {' '.join(network.test_flags)}"
+    return note
 
 
 def scenes_of_test_pairs(network):
@@ -193,16 +202,23 @@ def main():
     figures.check_animation_flags(args, capsnet, {})
     data = capsnet.load_data(config)
     source, names = network and network.source, data.get("names", ())
+    n_epochs = len(network.history["epochs"]) if network else config.n_epochs
     title = (f"Two overlapping {capsnet.data_name(data['source'], source)}, each reconstructed from its own capsule "
-             f"({len(network.history['epochs']) if network else config.n_epochs} x {config.n_train:,} training pairs")
+             f"({n_epochs} x {config.n_train:,} training pairs)")
     if network:
-        loaded = networks.make(capsnet, label, network, config, data)
-        frames = draw_frames(*scenes_of_test_pairs(loaded), network.step, f"{title})", names)
-        durations = SCENE_MS if args.fps is FPS else 1000 / args.fps       # FPS itself: the user gave none
+        shown = networks.make(capsnet, label, network, config, data)
+        scenes, points = scenes_of_test_pairs(shown)
+        last_step = network.step
     else:
-        scenes, points, ending = scenes_of_training(capsnet.fit_to_data(config, data), data, every)
-        frames = draw_frames(scenes, points, n_steps(config), f"{title}, seed {config.seed})", names, ending)
-        durations = [1000 / args.fps] * (len(frames) - 2) + [HOLD] * 2
+        scenes, points, shown = scenes_of_training(capsnet.fit_to_data(config, data), data, every)
+        last_step = n_steps(config)
+    frames = draw_frames(scenes, points, last_step, title, note_on(shown), names)
+    if not network:
+        durations = figures.held_last(len(frames), args.fps, HOLD)
+    elif args.fps is FPS:                                  # FPS itself: the user gave none
+        durations = SCENE_MS
+    else:
+        durations = 1000 / args.fps
     figures.write_animation(args.out, frames, durations, Progress(config.quiet).say)
 
 

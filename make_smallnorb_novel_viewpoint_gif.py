@@ -76,11 +76,20 @@ def render_view(label, azimuth, light, config):
     return norb.crop_batch(images, [0]), images[0, ..., 0] / 255, azimuth, other
 
 
-def draw_frames(names, configs, histories, n_sweep, with_training, sources=()):
+def note_on(names, trained):
+    """Return a line on the settings of the training that are not the defaults. trained: Configs"""
+    flags = {}
+    for name, config in zip(names, trained):
+        flags[name] = networks.training_flags(config, ["seed", "n_test"], ["model", "data"])
+    return " ".join(figures.settings_of_training(flags))
+
+
+def draw_frames(names, configs, histories, n_sweep, with_training, sources=(), note=""):
     """Return the frames, a list of (h, w, 3) uint8, and how many of them show the training.
 
-    sources: of the data that loaded networks were trained on. The training of all networks comes first, then an object
-    that rotates through n_sweep azimuths. The figure is built once; frames only change its data.
+    sources: of the data that loaded networks were trained on. note: what is written below. The
+    training of all networks comes first, then an object that rotates through n_sweep azimuths. The
+    figure is built once; frames only change its data.
     """
     rotating = ROTATING.get(configs[0].data, 2)
     names = [name if len(name) < 20 else name[:16] + "..." for name in names]
@@ -90,6 +99,8 @@ def draw_frames(names, configs, histories, n_sweep, with_training, sources=()):
     fig = Figure((WIDTH / 100, HEIGHT / 100), dpi=100)
     canvas = FigureCanvasAgg(fig)
     title = fig.suptitle("", fontsize=12, y=0.985)
+    fig.text(0.5, 3 / HEIGHT, note, ha="center", color=GRAY,
+             fontsize=min(8, 1150 / max(1, len(note))))
     curves = fig.add_axes((0.07, 0.14, 0.36, 0.63))
     curves.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="fraction of training", ylabel="accuracy")
     curves.set_title("solid: familiar azimuths\ndashed: novel azimuths", fontsize=10)
@@ -180,8 +191,11 @@ def main():
     data = None if loaded else norb.load_data(configs[0])
     histories = [history_of(network) if loaded else record_training(config, snapshots, data)
                  for _, network, config in runs]
-    frames, n_training = draw_frames(networks.names_of(runs), configs, histories, args.sweep_frames, not loaded,
-                                     [network.source for _, network, _ in runs if loaded])
+    names = networks.names_of(runs)
+    trained = [network.config if loaded else config for _, network, config in runs]
+    sources = [network.source for _, network, _ in runs if loaded]
+    frames, n_training = draw_frames(names, configs, histories, args.sweep_frames, not loaded,
+                                     sources, note_on(names, trained))
     durations = [1000 / args.fps] * len(frames)
     durations[n_training - 1] = durations[-1] = HOLD
     figures.write_animation(args.out, frames, durations, Progress(configs[0].quiet).say)

@@ -140,17 +140,27 @@ def words_for(module, data):
     return DIGITS if names and set(names) <= set("0123456789") else IMAGES
 
 
+def settings_of_training(flags):
+    """Return lines on the settings of trainings that are not the defaults. flags: {name: list} of
+    each network"""
+    trained = {}
+    for name, given in flags.items():
+        trained.setdefault(" ".join(given), []).append(name)
+    lines = []
+    for given, names in trained.items():
+        whose = f"{', '.join(names)}: trained" if len(trained) > 1 else "Trained"
+        if given:
+            lines.append(f"{whose} with {given}.")
+    return lines
+
+
 def say_data(fig, module, data, networks, of_training=False):
     """Say in a figure's last lines with which settings its networks were trained that are not the defaults; on which
     data, if it is of_training; else which data and settings they were tested with, if they were trained with others"""
-    trained = {}
-    for network in networks:
-        trained.setdefault(" ".join(network.training_flags), []).append(network.name)
-    for flags, names in trained.items():
-        whose = f"{', '.join(names)}: trained" if len(trained) > 1 else "Trained"
-        if flags:
-            add_note(fig, f"{whose} with {flags}.")
-            fig.set_figheight(fig.get_figheight() + 0.2)
+    trained_with = {network.name: network.training_flags for network in networks}
+    for line in settings_of_training(trained_with):
+        add_note(fig, line)
+        fig.set_figheight(fig.get_figheight() + 0.2)
     for source in dict.fromkeys(network.history["source"] for network in networks):
         if of_training:
             add_note(fig, f"Trained on {module.data_name(source)}.")
@@ -468,6 +478,11 @@ def frame_of(canvas):
         canvas.draw()
     frame = np.asarray(canvas.buffer_rgba())[..., :3]
     return (np.round(frame / 255 * (LEVELS - 1)) * (255 / (LEVELS - 1))).astype(np.uint8)
+
+
+def held_last(n, fps, hold):
+    """Return the durations of n frames, ms, of which the last is held"""
+    return [1000 / fps] * (n - 1) + [hold]
 
 
 def write_animation(path, frames, durations, say=print):

@@ -33,15 +33,23 @@ class Network:
     @property
     def training_flags(self):
         """Return the flags of its training that are not the defaults of its model and preset"""
-        own = self.trained
-        usual = type(own)(model=own.model, preset=own.preset)
-        flags = []
-        for f in dataclasses.fields(own):
-            is_setting = "help" in f.metadata and "runtime" not in f.metadata
-            value = getattr(own, f.name)
-            if is_setting and f.name not in ("seed", "digits") and value != getattr(usual, f.name):
-                flags.append(f"{flag_name(f.name)} {value}")
-        return flags
+        unsaid = ["seed", "digits"]
+        if "slimmed" in self.history:
+            unsaid.append("recon_weight")         # 0 in such a file, which has no decoder any more
+        return training_flags(self.trained, unsaid)
+
+
+def training_flags(config, unsaid=("seed", "digits"), given=("model", "preset")):
+    """Return the flags of a training that are not the defaults beside `given`, settings that are said
+    elsewhere. unsaid: other settings that are left out"""
+    usual = type(config)(**{name: getattr(config, name) for name in given})
+    flags = []
+    for f in dataclasses.fields(config):
+        is_setting = "help" in f.metadata and "runtime" not in f.metadata
+        value = getattr(config, f.name)
+        if is_setting and f.name not in unsaid and value != getattr(usual, f.name):
+            flags.append(f"{flag_name(f.name)} {value}")
+    return flags
 
 
 def add_flags(parser, module, text):

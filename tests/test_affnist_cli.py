@@ -3,11 +3,16 @@ import json
 import os
 
 import affnist_capsnet as ac
+from lab.figures import BLUE, WRONG
+from lab.networks import Network
 
 import imageio.v3 as imageio
+import numpy as np
 import pytest
 import runs
 from conftest import assert_refused, toy
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 import make_affnist_capsnet_gif as film
 import visualize_affnist_capsnet as figures
@@ -44,11 +49,61 @@ def test_a_film_at_toy_size(cli, weights, tmp_path):
     assert code == 0, stderr
     assert imageio.immeta(tmp_path / "film.gif", index=1, plugin="pillow")["duration"] == 100     # ms
     frames = imageio.imread(tmp_path / "film.gif", index=None)
-    assert len(frames) == 8 and (frames[0] != frames[1]).any()
+    assert len(frames) == 12 and (frames[0] != frames[1]).any()             # 2 per factor, 4 for the position
+    assert imageio.immeta(tmp_path / "film.gif", index=11, plugin="pillow")["duration"] == film.HOLD
     colors = {tuple(map(int, color)) for color in frames[0].reshape(-1, frames.shape[3])[:, :3]}
-    near = [min(sum(abs(a - b) for a, b in zip(color, wanted)) for color in colors) for wanted in
-            ((0, 114, 178), (230, 159, 0))]
-    assert max(near) < 30                                                   # the legend's blue and orange
+    near = [min(sum(abs(a - b) for a, b in zip(color, to_rgb_255(wanted))) for color in colors)
+            for wanted in (BLUE, WRONG)]
+    assert max(near) < 30                                                   # the legend's
+
+
+def to_rgb_255(color):
+    return [255 * part for part in to_rgb(color)]
+
+
+@pytest.mark.parametrize("errors, expected", [
+    # Numbers of wrong frames per digit, of the first and of the second network; -: wrong in the first frame, too
+    (["1 1", "2 3", "4 2", "1 5"], [2, 1]),
+    (["0 0", "0 3", "0 4", "0 5"], [0, 1]),                                 # none for the first network
+    (["3 -4", "0 2", "-5 1", "2 0"], [3, 1]),
+    (["0 0", "1 1", "2 2", "3 3"], [0, 1])])
+def test_the_digits_of_the_film_are_chosen_by_its_rule(monkeypatch, errors, expected):
+    """For each network the first digit that it misclassifies in more frames than the other, and that both classify
+    correctly in the first frame; else the first digit that is left"""
+    n_frames = len(film.make_scenes(2))
+    monkeypatch.setattr(film, "images_on_path", lambda image, scenes: (image, None))
+
+    def activations(k, index):
+        words = errors[index].split()[k]
+        is_wrong = np.zeros(n_frames, int)
+        first = 0 if words.startswith("-") else 1
+        is_wrong[first:first + abs(int(words))] = 1
+        return np.eye(2)[is_wrong]                                          # the true class is 0
+    monkeypatch.setattr(film, "activations", activations)
+    indices, labels = list(range(len(errors))), [0] * len(errors)
+    assert film.choose_digits(indices, labels, [0, 1], 2) == expected
+
+
+def test_a_slimmed_file_lacks_a_decoder_which_is_no_setting_of_its_training():
+    config = ac.Config(model="capsnet", preset="small", recon_weight=0.0, n_epochs=8)
+    assert Network("net", config, config, {}, {}, {}).training_flags == ["--n-epochs 8", "--recon-weight 0.0"]
+    slim = Network("net", config, config, {}, {"slimmed": "no decoder"}, {})
+    assert film.note_on([slim]) == "Trained with --n-epochs 8."
+
+
+def test_a_strip_keeps_a_mark_per_frame_and_counts():
+    scenes = film.make_scenes(2)
+    heights = np.eye(3)[[0, 1] * (len(scenes) // 2)]                        # class 0 is true: every second one is wrong
+    panel = film.Panel(*Figure().subplots(2), heights, 0, scenes)
+    for t in range(3):
+        panel.show(t)
+    marks = panel.strip.get_array()
+    np.testing.assert_allclose(marks[:, :4], [
+        [(1, 1, 1), to_rgb(WRONG), (1, 1, 1), (1, 1, 1)], [to_rgb(BLUE), (1, 1, 1), to_rgb(BLUE), (1, 1, 1)]])
+    assert panel.ax_strip.get_xlabel() == "correct in 2 of 3 frames"
+    assert [bar.get_hatch() for bar in panel.bars] == [None] * 3
+    panel.show(3)
+    assert [bar.get_hatch() for bar in panel.bars] == [None, film.HATCH, None]
 
 
 REFUSED = {

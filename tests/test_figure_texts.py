@@ -60,6 +60,6 @@ def test_another_font_of_the_machine_is_used_if_it_has_the_letters(monkeypatch, 
 def test_an_animation_shows_them_too(recwarn):
     run = run_of(ac, figures.Network)
     with figures.style():
-        frames = affnist_film.draw_frames([(run.data["test"][0][0], 0)], [run], 2)
+        frames = affnist_film.draw_frames([(0, run.data["test"][0][0], 0)], [run], 2)
     assert len(frames) > 1 and frames[0].dtype == np.uint8
     assert not [str(each.message) for each in recwarn if "Glyph" in str(each.message)]

@@ -1,7 +1,9 @@
 """The programs of MultiMNIST end to end at toy size, offline; what the user gets wrong is one line and exit code 2."""
+import dataclasses
 import json
 
 import multimnist_capsnet as mc
+from lab.networks import Network
 
 import imageio.v3 as imageio
 import numpy as np
@@ -77,12 +79,23 @@ def test_the_animation_has_a_frame_per_snapshot_and_does_not_change_the_run(trai
     assert cli(mc, *TOY, "--quiet", "--outdir", "run") == (0, "", "")
     assert_same(*map(mc.weights_of, states))
     frames = imageio.imread(out)
-    assert len(frames) == 4                                                 # steps 0, 3 and 4, and the ending
-    assert not np.array_equal(frames[0], frames[2]) and not np.array_equal(frames[2], frames[3])
+    assert len(frames) == 3                                                 # steps 0, 3 and 4
+    assert not np.array_equal(frames[0], frames[1]) and not np.array_equal(frames[1], frames[2])
+    durations = [imageio.immeta(out, index=k, plugin="pillow")["duration"] for k in range(3)]    # ms
+    assert durations == [160, 160, gif.HOLD]
     monkeypatch.setattr(gif, "N_SCENES", 2)
     assert cli(gif, "--load", trained, "--out", out, "--fps", gif.FPS)[0] == 0
     frames, meta = imageio.imread(out), imageio.immeta(out, index=1, plugin="pillow")
     assert len(frames) == 2 and not np.array_equal(frames[0], frames[1]) and meta["duration"] == 160    # ms
+
+
+def test_the_animation_names_settings_that_are_not_the_defaults():
+    trained = mc.Config(n_train=24, min_iou=0.5, preset="classic", seed=2)
+    tested = dataclasses.replace(trained, routing_iters=1)
+    network = Network("net", tested, trained, {}, {}, {})
+    assert gif.note_on(network) == ("capsnet, preset classic, seed 2, trained with --min-iou 0.5, "
+                                    "tested with --routing-iters 1")
+    assert gif.note_on(Network("net", mc.Config(), mc.Config(), {}, {}, {})) == "capsnet, preset deep, seed 0"
 
 
 PLAIN, LOADED = " ".join(TOY), "--load run.npz"

@@ -140,6 +140,18 @@ def test_animation(call, tmp_path, flags, n_frames):
     assert np.abs(frames[0].astype(int) - frames[-1]).max() > 100
 
 
+def test_the_animation_names_settings_that_are_not_the_defaults():
+    """but not the number of test images, which has no effect on the training"""
+    usual = sn.configs_of({"n_test": 600})
+    assert animation.note_on([config.model for config in usual], usual) == ""
+    for data in "toys", "shapes":
+        config = sn.Config(data=data, model="cnn", preset="wide", n_epochs=3)
+        words = "Trained with --preset wide --n-epochs 3." if data == "toys" else "Trained with --n-epochs 3."
+        assert animation.note_on(["cnn"], [config]) == words
+    two = animation.note_on(["a", "b"], [sn.Config(), sn.Config(lr=0.5)])
+    assert two == "b: trained with --lr 0.5."
+
+
 def test_what_is_recorded_of_a_training_are_copies_of_its_steps():
     config = sn.Config(data="shapes", model="cnn", n_epochs=5, batch_size=30, n_elev=1, n_per_combo=1, quiet=True)
     data, steps = sn.load_data(config), []

@@ -357,7 +357,7 @@ FIGURES = {                        # name -> command, what it draws from beside 
     "findings": ("python3 results/render.py --pictures", sum(TABLES_OF.values(), ["workflow/claims.py"]), 1)}
 ANIMATIONS = {
     "multimnist": (f"python3 make_{MULTI}_gif.py {QUICK} --n-val 500 --snapshot-every 75 --out {MULTI}.gif",
-                   [f"{MULTI}.py", PRETRAINED], 3),
+                   [f"{MULTI}.py"], 3),
     "smallnorb": (f"python3 make_{NORB}_gif.py --n-test 600 --out {NORB}.gif", [f"{NORB}.py"], 6),
     "affnist": (f"python3 make_{AFF}_gif.py --load {AFF_PRETRAINED} --out {AFF}.gif",
                 [f"{AFF}.py", *AFF_PRETRAINED.split()], 1)}
