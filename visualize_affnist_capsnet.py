@@ -4,7 +4,7 @@
 # dependencies = ["numpy>=2.0.0", "matplotlib>=3.8.4", "imageio>=2.31.0"]
 # ///
 """Draw figures of affnist_capsnet.py: training and test digits, reconstructions, perturbations and training curves of
-networks; of all results, accuracy at matched validation accuracy and a forest plot.
+networks; of all results, accuracy at matched validation accuracy and two forest plots.
 
     python3 visualize_affnist_capsnet.py --load --results      # the pretrained network and all runs: seconds
     python3 visualize_affnist_capsnet.py --seed 1              # train a network first: 3 minutes
@@ -46,43 +46,67 @@ MATCHED = {                        # setting -> network, color, marker
     "matched-accuracy/cnn-dense": ("CNN with max pooling (cnn-dense)", GREEN, "^")}
 
 
-def affine(label, first, second):
-    """Return a row of the forest plot: a difference in accuracy on affine digits at any position."""
-    return label, first, second, "affine_accuracy"
+CONTROLS = {                       # of the small CapsNet: setting -> what it is
+    "cnn-dense": "CNN with max pooling (cnn-dense)",
+    "cnn": "narrow CNN without pooling (cnn)",
+    "cnn-64": "the same, as wide as the CapsNet (cnn-64)"}
 
 
-FOREST = [                         # rows of render.forest: heading, or label, first setting, second setting, metric
-    "capsnet minus cnn (preset small), matched validation accuracy",
-    *((test.replace("\n", " "), "matched-accuracy/capsnet", "matched-accuracy/cnn", key)
-      for key, test in list(TESTS.items())[1:]),
-    "the same, minus the CNN with convolutions as wide as the CapsNet's (cnn-64)",
-    *((test.replace("\n", " "), "matched-accuracy/capsnet", "matched-accuracy/cnn-64", key)
-      for key, test in list(TESTS.items())[1:]),
-    "capsnet minus cnn, each trained on digits at any position until 95% are correct",
-    *((test, "any-position-matched/capsnet", "any-position-matched/cnn", key) for key, test in (
-        ("centered_accuracy", "affine, centered"), ("affine_accuracy", "affine, any position"))),
-    "capsnet minus cnn, each trained on 96,000 digits at any position",
-    *((test, "any-position/capsnet", "any-position/cnn", key) for key, test in (
-        ("centered_accuracy", "affine, centered"), ("affine_accuracy", "affine, any position"))),
-    "capsnet minus a CNN with max pooling (cnn-dense), preset small, affine digits",
-    affine("matched validation accuracy", "matched-accuracy/capsnet", "matched-accuracy/cnn-dense"),
-    affine("after 96,000 translated digits", "equal-training/capsnet", "equal-training/cnn-dense"),
-    affine("after 96,000 digits at any position", "any-position/capsnet", "any-position/cnn-dense"),
-    "CapsNet with shared matrices, 1 iteration (capsnet-shared) minus each control, affine digits",
-    affine("CNN with GAP (cnn-gap)", "backbone/capsnet-shared", "backbone/cnn-gap"),
-    affine("CNN with GMP (cnn-gmp)", "backbone/capsnet-shared", "backbone/cnn-gmp"),
-    affine("ten pooled class vectors (vector-gap)", "backbone/capsnet-shared", "backbone/vector-gap"),
-    affine("one matrix per position (capsnet, 1 iteration)", "backbone/capsnet-shared", "backbone/capsnet-iters-1"),
-    "The same, trained on 10 digits of each class",
-    affine("CNN with GAP (cnn-gap)", "few-10/capsnet-shared", "few-10/cnn-gap"),
-    affine("CNN with GMP (cnn-gmp)", "few-10/capsnet-shared", "few-10/cnn-gmp"),
-    affine("ten pooled class vectors (vector-gap)", "few-10/capsnet-shared", "few-10/vector-gap"),
-    "Effect of each component, added one after another to ten pooled class vectors, affine digits",
-    affine("primary capsules, shared matrices, coordinates", "components/transformation", "components/start"),
-    affine("3 routing iterations instead of 1", "components/routing", "components/transformation"),
-    affine("squash", "components/squash", "components/routing"),
-    affine("margin loss", "components/margin", "components/squash"),
-    affine("reconstruction", "components/reconstruction", "components/margin")]
+def matched(metric):
+    """Return rows of a forest plot: the small CapsNet minus each control, matched accuracy."""
+    return [(label, "matched-accuracy/capsnet", f"matched-accuracy/{name}", metric)
+            for name, label in CONTROLS.items()]
+
+
+def minus(first, *controls):
+    """Return rows of a forest plot, on affine digits at any position.
+
+    first: setting. controls: (label, setting).
+    """
+    return [(label, first, second, "affine_accuracy") for label, second in controls]
+
+
+FOREST = [                         # rows of render.forest: heading, or label, settings, metric
+    "Small CapsNet minus a CNN of matched accuracy, affine digits at any position",
+    *matched("affine_accuracy"),
+    "the same, translated digits at any position (only the position is new)",
+    *matched("any_position_accuracy"),
+    "the same, affine digits at the center (only the shape is new)",
+    *matched("centered_accuracy"),
+    "Both trained on digits at any position, affine digits at any position",
+    ("cnn, matched accuracy", "any-position-matched/capsnet", "any-position-matched/cnn",
+     "affine_accuracy"),
+    ("cnn, 96,000 digits each", "any-position/capsnet", "any-position/cnn", "affine_accuracy"),
+    ("cnn-dense, 96,000 digits each", "any-position/capsnet", "any-position/cnn-dense",
+     "affine_accuracy"),
+    "the same, affine digits at the center",
+    ("cnn, matched accuracy", "any-position-matched/capsnet", "any-position-matched/cnn",
+     "centered_accuracy"),
+    ("cnn, 96,000 digits each", "any-position/capsnet", "any-position/cnn", "centered_accuracy"),
+    "Both trained on 96,000 translated digits, affine digits at any position",
+    *minus("equal-training/capsnet", ("cnn-dense", "equal-training/cnn-dense"),
+           ("cnn", "equal-training/cnn"))]
+ABLATIONS = [                      # rows of render.forest
+    "CapsNet with shared matrices, 1 iteration (capsnet-shared) minus a control",
+    *minus("backbone/capsnet-shared", ("average-pooled vectors (vector-gap)", "backbone/vector-gap"),
+           ("max-pooled vectors (vector-gmp)", "backbone/vector-gmp"),
+           ("CNN with GAP (cnn-gap)", "backbone/cnn-gap"),
+           ("CNN with GMP (cnn-gmp)", "backbone/cnn-gmp"),
+           ("one matrix per position (capsnet, 1 iteration)", "backbone/capsnet-iters-1")),
+    "the same, trained on ten digits per class",
+    *minus("few-10/capsnet-shared", ("vector-gap", "few-10/vector-gap"),
+           ("cnn-gap", "few-10/cnn-gap"), ("cnn-gmp", "few-10/cnn-gmp")),
+    "CapsNet with one matrix per position, 3 iterations (capsnet) minus a control",
+    *minus("backbone/capsnet", ("the same with 1 iteration", "backbone/capsnet-iters-1"),
+           ("vector-gap", "backbone/vector-gap"), ("cnn-gap", "backbone/cnn-gap"),
+           ("CNN with a hidden layer (cnn-dense)", "backbone/cnn-dense")),
+    "Effect of each part, added one after another to average-pooled vectors",
+    *minus("components/transformation",
+           ("primary capsules, shared matrices, coordinates", "components/start")),
+    *minus("components/routing", ("3 routing iterations", "components/transformation")),
+    *minus("components/squash", ("squash", "components/routing")),
+    *minus("components/margin", ("margin loss", "components/squash")),
+    *minus("components/reconstruction", ("reconstruction", "components/margin"))]
 
 
 # ---------------------------------------------------------------- helpers
@@ -245,8 +269,11 @@ FIGURES = {
     "perturbation": Drawing(draw_perturbation, applies=has_decoder, lacks="a network without a decoder has no "
                             "reconstructions"),
     "training_curves": figures.TRAINING_CURVES, "confusion": Drawing(draw_confusion, default=False)}
-OF_RESULTS = {"matched_accuracy": draw_matched_accuracy,
-              "forest": lambda results: figures.forest(results, EXPERIMENT, FOREST)}
+OF_RESULTS = {
+    "matched_accuracy": draw_matched_accuracy,
+    "forest": lambda results: figures.forest(results, EXPERIMENT, FOREST),
+    "forest_ablations": lambda results: figures.forest(
+        results, EXPERIMENT, ABLATIONS, "accuracy on affine digits at any position")}
 
 
 @figures.style()
