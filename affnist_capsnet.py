@@ -2896,18 +2896,19 @@ def finished_result(folder, config):
                          "Delete it, and the same command tests the run again") from None
     if goes_on:
         return None
-    for f in SETTINGS:
-        value = getattr(config, f.name)
-        if "test" in f.metadata and f.name in theirs and theirs[f.name] != value:
-            again = command_line("--load", folder, flag_of(f.name), value)
-            raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
-                             f"{theirs[f.name]}. Test it again: {again}")
+    changed = {f.name: getattr(config, f.name) for f in SETTINGS if "test" in f.metadata
+               and f.name in theirs and theirs[f.name] != getattr(config, f.name)}
+    if changed:
+        flags = [word for name, value in changed.items() for word in (flag_of(name), value)]
+        first = next(iter(changed))
+        raise InputError(f"{flag_of(first)} {changed[first]}: {folder} is finished, with "
+                         f"{theirs[first]}. Test it again: {test_command(folder, config, *flags)}")
     has_real_digits = "real_affine_accuracy" in result         # affNIST's own, see TEST_SETS
     if has_real_digits and not config.affnist_dir:
         raise InputError(f"--affnist-dir left out: {folder} is finished, with it. Test it again: "
-                         f"{command_line('--load', folder)}")
+                         f"{test_command(folder, config)}")
     if config.affnist_dir and not has_real_digits:
-        again = command_line("--load", folder, "--affnist-dir", config.affnist_dir)
+        again = test_command(folder, config)
         raise InputError(f"--affnist-dir {config.affnist_dir}: {folder} is finished, without it. "
                          f"Test it again: {again}")
     return result
@@ -3075,9 +3076,9 @@ def train_and_test(args):
     return result
 
 
-def test_command(folder, config):
-    """Return the command line that tests the network in a folder"""
-    words = ["--load", folder]
+def test_command(folder, config, *flags):
+    """Return the command line that tests the network in a folder, on the data of a Config"""
+    words = ["--load", folder, *flags]
     if config.data_dir:
         words += ["--data-dir", config.data_dir]
     if config.affnist_dir:

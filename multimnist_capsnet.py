@@ -2481,12 +2481,13 @@ def finished_result(folder, config):
                          "Delete it, and the same command tests the run again") from None
     if goes_on:
         return None
-    for f in SETTINGS:
-        value = getattr(config, f.name)
-        if "test" in f.metadata and f.name in theirs and theirs[f.name] != value:
-            again = command_line("--load", folder, flag_of(f.name), value)
-            raise InputError(f"{flag_of(f.name)} {value}: {folder} is finished, with "
-                             f"{theirs[f.name]}. Test it again: {again}")
+    changed = {f.name: getattr(config, f.name) for f in SETTINGS if "test" in f.metadata
+               and f.name in theirs and theirs[f.name] != getattr(config, f.name)}
+    if changed:
+        flags = [word for name, value in changed.items() for word in (flag_of(name), value)]
+        first = next(iter(changed))
+        raise InputError(f"{flag_of(first)} {changed[first]}: {folder} is finished, with "
+                         f"{theirs[first]}. Test it again: {test_command(folder, config, *flags)}")
     return result
 
 
@@ -2654,9 +2655,9 @@ def train_and_test(args):
     return result
 
 
-def test_command(folder, config):
-    """Return the command line that tests the network in a folder"""
-    words = ["--load", folder]
+def test_command(folder, config, *flags):
+    """Return the command line that tests the network in a folder, on the data of a Config"""
+    words = ["--load", folder, *flags]
     if config.data_dir:
         words += ["--data-dir", config.data_dir]
     return command_line(*words)

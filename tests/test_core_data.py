@@ -2,6 +2,7 @@
 import dataclasses
 import gzip
 import json
+import shlex
 from types import SimpleNamespace
 
 import affnist_capsnet as ac
@@ -13,7 +14,7 @@ from lab.figures import DIGITS, IMAGES, class_names, draw_confusion, new_figure,
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, assert_refused, idx, runs, toy, toy_digits
+from conftest import EXPERIMENTS, assert_refused, idx, runs, toy, toy_digits, toy_flags
 from matplotlib.text import Text
 
 import make_affnist_capsnet_gif as affnist_film
@@ -153,6 +154,26 @@ def test_any_data_set_is_trained_evaluated_drawn_and_animated(call, tmp_path, mo
     write_data(tmp_path / "letters", 5)
     assert_refused(call(experiment, figures.main, "--load", "run", "--data-dir", "letters", "--outdir", "viz"),
                    "was trained on 3 classes, and these data have 5")
+
+
+@pytest.mark.parametrize("experiment, more", [(runs.MULTI, []), (runs.AFF, ["--eval-split", "val"])])
+def test_a_finished_run_names_the_command_that_tests_it_again(call, tmp_path, experiment, more):
+    """on its own data, with all that is to be different"""
+    module = EXPERIMENTS[experiment]
+    write_data(tmp_path / "my clothes", 2)
+    few = [flag for flag in toy_flags(experiment) if not flag.startswith("--digits")]
+    flags = [*few, "--data-dir", "my clothes", "--outdir", "run"]
+    assert call(module, module.main, *flags)[0] == 0
+    changed = [*more, "--n-test", 5, "--recompute-statistics", 16]
+    answer = call(module, module.main, *flags, *changed)
+    assert_refused(answer, "run is finished, with")
+    again = answer[2].partition("Test it again: ")[2]
+    words = shlex.split(again.partition(f"{experiment}.py ")[2])
+    code, out, err = call(module, module.main, *words, "--out-json", "again.json")
+    assert (code, err) == (0, "") and "Test samples of images of my clothes" in out, err
+    found = json.loads((tmp_path / "again.json").read_text("utf-8"))
+    assert found["config"]["n_test"] == 5 and found["config"]["recompute_statistics"] == 16
+    assert not more or found["config"]["eval_split"] == "val"
 
 
 def test_captions_speak_of_digits_where_all_classes_are():
