@@ -1,11 +1,15 @@
 """Each experiment's command line, in this process: what a run leaves behind, and what it must not destroy; what the
 user can correct. All else: test_experiments.py."""
+import base64
 import contextlib
+import dataclasses
+import hashlib
 import io
 import json
 import os
 import shlex
 import stat
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -253,3 +257,178 @@ def test_values_of_another_type_are_refused_and_numpys_are_taken(experiment):
     config = module.Config(n_epochs=np.int64(3), lr=np.float32(0.5), quiet=np.bool_(True))
     assert (config.n_epochs, config.lr, config.quiet) == (3, 0.5, True)
     assert json.dumps([config.n_epochs, config.lr, config.quiet]) == "[3, 0.5, true]"
+
+
+# ---------------------------------------------------------------- what a run is, and what it says
+
+@every_experiment
+def test_a_run_from_other_weights_has_these_and_nothing_else_of_them(experiment, tmp_path):
+    """Neither its steps nor moments nor epochs; it keeps whose they were"""
+    module, (config, data) = EXPERIMENTS[experiment], toy(experiment)
+    old = module.train(config, data)
+    module.save(tmp_path / "old.npz", config, old)
+    (tmp_path / "new").mkdir()
+    state = module.begin(tmp_path / "new", config, data, tmp_path / "old.npz")
+    assert_same(state["params"], old["params"])
+    assert_same(state["running"], old["running"])
+    for moments in state["adam_m"], state["adam_v"]:
+        assert moments.keys() == old["params"].keys() and not any(a.any() for a in moments.values())
+    assert state["step"] == 0 and state["history"]["epochs"] == []
+    digest = hashlib.sha256((tmp_path / "old.npz").read_bytes()).hexdigest()
+    assert state["history"]["init"] == digest
+    assert module.begin(tmp_path / "new", config, data, None)["history"]["init"] is None
+
+
+@every_experiment
+def test_a_run_goes_on_with_its_own_command_and_data_only(experiment, tmp_path):
+    """Other labels are other data, and so are other names of the classes; fewer epochs are another run"""
+    module, (config, data) = EXPERIMENTS[experiment], toy(experiment, n_epochs=2, lr_schedule="constant")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    state = module.train(config, data, module.begin(folder, config, data, None))
+    module.save(folder / "weights.npz", config, state)
+    assert module.begin(folder, config, data, None)["step"] == 4
+    more, fewer = (dataclasses.replace(config, n_epochs=n) for n in (3, 1))
+    assert module.begin(folder, more, data, None)["step"] == 4
+    with pytest.raises(module.InputError, match="--n-epochs 1: .* has 2. Give that"):
+        module.begin(folder, fewer, data, None)
+    train = data["train"]
+    if experiment == runs.NORB:
+        others = [data | {"train": train | {"labels": train["labels"][::-1]}}]
+    else:
+        images, labels = train
+        others = [data | {"train": (images, labels[::-1])}, data | {"names": [*"ABCDEFGHIJ"]}]
+    for other in others:
+        with pytest.raises(module.InputError, match="on other images or classes than are given now"):
+            module.begin(folder, config, other, None)
+
+
+@every_experiment
+def test_a_run_that_was_killed_while_it_saved_for_the_first_time_begins_anew(call, experiment, tmp_path):
+    module, folder = EXPERIMENTS[experiment], tmp_path / "run"
+    folder.mkdir()
+    (folder / "weights.npz.1234").write_bytes(b"x")
+    code, out, err = call(module, module.main, *toy_flags(experiment), "--outdir", "run")
+    assert (code, err) == (0, "") and "epoch 1/1" in out
+    assert {path.name for path in folder.iterdir()} == {"weights.npz", "metrics.json"}
+
+
+@every_experiment
+def test_a_file_of_weights_keeps_no_setting_of_the_machine(experiment, tmp_path):
+    """Folders, threads and quiet are of the process that runs it"""
+    module, (config, _) = EXPERIMENTS[experiment], toy(experiment)
+    config = dataclasses.replace(config, threads=2, quiet=True)
+    module.save(tmp_path / "net.npz", config, module.initial_state(config))
+    kept = json.loads(str(np.load(tmp_path / "net.npz")["meta"]))["config"]
+    assert not {"threads", "quiet", "data_dir", "affnist_dir", "norb_dir"} & kept.keys()
+    assert {"model", "seed", "n_epochs", "lr"} <= kept.keys()
+    assert module.load(tmp_path / "net.npz")[0].threads == 0
+
+
+@every_experiment
+def test_a_table_of_results_by_hand(experiment, monkeypatch, capsys):
+    """A column is as wide as the longest name; 0 is a result, and what no network has is no row"""
+    module = EXPERIMENTS[experiment]
+    monkeypatch.setattr(module, "TABLE", {
+        "n_params": ("parameters", ",d"), "hits": ("accuracy", ".4f"), "mse": ("error", ".4f"),
+        "none": ("never", ".4f")})
+    one = {"source": "a", "trained_on": "a", "n_params": 1234567, "hits": 0.5, "mse": None}
+    other = {"source": "b", "trained_on": "a", "n_params": 12, "hits": 0.0, "mse": 0.25}
+    module.print_table({"cnn": one, "a-network-of-a-long-name": other}, module.Config())
+    label = "{:36}".format
+    assert capsys.readouterr().out.splitlines() == [
+        "", "Test samples of images of a, images of b (trained on images of a)",
+        label("") + "                       cnn  a-network-of-a-long-name",
+        label("parameters") + "                 1,234,567                        12",
+        label("accuracy") + "                    0.5000                    0.0000",
+        label("error") + "                         -                    0.2500"]
+
+
+@every_experiment
+def test_a_result_by_hand(experiment, monkeypatch):
+    """What it was tested and trained on, its size without running statistics, its times"""
+    module = EXPERIMENTS[experiment]
+    monkeypatch.setattr(module, "test_metrics", lambda test: {"found": test})
+    epochs = [{"epoch": 1, "seconds": 2.0, "x": 5}, {"epoch": 2, "seconds": 4.0, "x": 6}]
+    state = {"step": 4, "params": {"a": np.zeros((2, 3)), "b": np.zeros(5)},
+             "running": {"c": np.zeros(7)}, "history": {"source": "mine", "epochs": epochs}}
+    found = module.result_of(module.Config(threads=3, quiet=True), state, {"source": "yours"}, 0.5)
+    assert (found["experiment"], found["source"], found["trained_on"]) == (experiment, "yours", "mine")
+    assert (found["n_params"], found["found"]) == (11, 0.5)
+    assert (found["seconds_train"], found["ms_per_step"]) == (6, 1500)
+    assert found["history"] == {"epoch": [1, 2], "seconds": [2, 4], "x": [5, 6]}
+    assert found["config"]["threads"] == 3 and found["config"]["seed"] == 0
+    assert not {"quiet", "data_dir", "affnist_dir", "norb_dir"} & found["config"].keys()
+    numbers = {"a": np.float32(0.5), "b": np.int64(3), "c": None}
+    assert json.loads(module.as_json(numbers)) == {"a": 0.5, "b": 3, "c": None}
+
+
+def test_correct_samples_are_kept_as_bits_the_first_one_highest():
+    correct = np.array([True, False, False, False, False, False, True, True, True])     # 0x83, 0x80
+    for module in EXPERIMENTS.values():
+        assert module.packed_bits(correct) == base64.b64encode(b"\x83\x80").decode()
+
+
+@pytest.mark.parametrize("experiment, given, flags", [
+    (runs.MULTI, {"data_dir": "my data"}, " --data-dir 'my data'"), (runs.MULTI, {}, ""),
+    (runs.AFF, {"data_dir": "mine", "affnist_dir": "theirs"}, " --data-dir mine --affnist-dir theirs"),
+    (runs.NORB, {"data": "smallnorb", "norb_dir": "norb"}, " --norb-dir norb"), (runs.NORB, {}, "")])
+def test_the_command_that_tests_a_run_by_hand(experiment, given, flags, monkeypatch):
+    """With this Python's own path, if it is not the usual one"""
+    module = EXPERIMENTS[experiment]
+    monkeypatch.setattr(module.sys, "argv", ["x.py", "--seed", "5"])
+    for usual, python in ((os.path.join(os.path.dirname(sys.executable), "python3"), "python3"),
+                          (os.path.join(os.sep, "usual", "python3"), shlex.quote(sys.executable))):
+        monkeypatch.setattr(module.shutil, "which", lambda name, usual=usual: usual)
+        command = module.test_command("run", module.Config(**given))
+        assert command == f"{python} x.py --load run{flags}"
+
+
+# ---------------------------------------------------------------- several networks of the viewpoint experiment
+
+def test_a_run_of_several_networks_that_is_stopped_says_how_far_each_is(tmp_path, monkeypatch):
+    folders = {}
+    for model, n_saved in (("cnn", 2), ("cnn-gap", 1), ("capsnet", None)):
+        config, data = toy(runs.NORB, model=model, n_epochs=3)
+        folders[config] = tmp_path / model
+        if n_saved is not None:
+            state = sn.initial_state(config)
+            state["history"]["epochs"] = [{}] * n_saved
+            sn.save(tmp_path / model / "weights.npz", config, state)
+    monkeypatch.setattr(sn.sys, "argv", ["x.py", "--quiet"])
+    said = sn.what_is_saved(folders, tmp_path, None)
+    assert said.startswith(f"stopped; {tmp_path} has epoch 2/3 of cnn, epoch 1/3 of cnn-gap. To resume: ")
+    assert said.endswith(f"x.py --quiet --outdir {tmp_path}")
+    assert sn.what_is_saved(folders, "both", "both").endswith("x.py --quiet")
+    nothing = {config: tmp_path / "nothing" for config in folders}
+    assert "nothing is saved" in sn.what_is_saved(nothing, tmp_path, None)
+
+
+def test_a_folder_of_several_networks_holds_nothing_else(call, tmp_path):
+    flags = [flag for flag in toy_flags(runs.NORB) if not flag.startswith("--model")]
+    two = ["--model", "cnn-gap", "cnn"]
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "to-a-friend.txt").write_text("hello", "utf-8")
+    refused = call(sn, sn.main, *flags, *two, "--outdir", "letters")
+    assert_refused(refused, "letters: holds other files (to-a-friend.txt)")
+    assert call(sn, sn.main, *flags, "--model", "cnn-gap", "--outdir", "one")[0] == 0
+    refused = call(sn, sn.main, *flags, *two, "--outdir", "one")
+    assert_refused(refused, "one: holds other files")
+    assert call(sn, sn.main, *flags, *two, "--outdir", "both")[0] == 0
+    (tmp_path / "both" / "notes.txt").write_text("of mine", "utf-8")            # beside runs: welcome
+    code, out, err = call(sn, sn.main, *flags, *two, "--outdir", "both")
+    assert (code, err) == (0, "") and "cnn-gap is finished" in out and "cnn is finished" in out
+
+
+def test_the_table_of_networks_before_one_that_failed_is_printed(call, monkeypatch):
+    train_in = sn.train_in
+
+    def fails_at_the_second(folder, config, *more):
+        if config.model == "cnn":
+            raise sn.InputError("loss nan")
+        return train_in(folder, config, *more)
+    monkeypatch.setattr(sn, "train_in", fails_at_the_second)
+    flags = [flag for flag in toy_flags(runs.NORB) if not flag.startswith("--model")]
+    code, out, err = call(sn, sn.main, *flags, "--model", "cnn-gap", "cnn")
+    assert code == 2 and "loss nan" in err
+    assert "accuracy, novel viewpoints" in out and "cnn-gap" in out
