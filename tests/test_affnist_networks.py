@@ -180,6 +180,45 @@ def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of,
     assert ac.matched_width(config) == min(range(1, 600), key=lambda width: abs(size_of(config, width=width) - wanted))
 
 
+WEIGHTS = {                        # model, preset: of the convolutions and of the matrices
+    ("capsnet-shared", "deep"): {
+        "conv1_w": (1, 3, 3, 16), "conv2_w": (3, 3, 16, 16), "conv3_w": (3, 3, 16, 64), "conv4_w": (3, 3, 64, 64),
+        "conv5_w": (3, 3, 64, 128), "primary_w": (1, 1, 128, 16 * 8), "W": (16, 8, 10, 16), "coordinate_W": (2, 10, 16),
+        "dec1_w": (160, 256), "dec2_w": (256, 512), "dec3_w": (512, 1600)},
+    ("capsnet", "paper"): {                                                 # 12 x 12 positions of 32 types
+        "conv1_w": (1, 9, 9, 256), "primary_w": (9, 9, 256, 32 * 8), "W": (12 * 12 * 32, 8, 10, 16),
+        "dec1_w": (160, 512), "dec2_w": (512, 1024), "dec3_w": (1024, 1600)},
+    ("capsnet", "small"): {
+        "conv1_w": (1, 9, 9, 64), "primary_w": (9, 9, 64, 8 * 8), "W": (12 * 12 * 8, 8, 10, 16),
+        "dec1_w": (160, 256), "dec2_w": (256, 512), "dec3_w": (512, 1600)}}
+OF_CNNS = {                        # preset: channels of the CNN's convolutions; paper: the paper's
+    "paper": (256, 256, 128), "small": (16, 16, 8), "deep": (16, 16, 8)}
+
+
+def test_layers_are_as_large_as_the_documents_say(few_units):
+    few_units.undo()
+    for (model, preset), expected in WEIGHTS.items():
+        shapes = ac.param_shapes(ac.Config(model=model, preset=preset))
+        assert {name: shape for name, shape in shapes.items() if name.lower().endswith("w")} == expected
+    for preset, (first, second, third) in OF_CNNS.items():
+        shapes = ac.param_shapes(ac.Config(model="cnn", preset=preset, width=328))
+        assert (shapes["conv1_w"], shapes["conv2_w"]) == ((1, 5, 5, first), (5, 5, first, second))
+        assert (shapes["conv3_w"], shapes["fc2_w"]) == ((5, 5, second, third), (328, 192))
+    odd = ac.param_shapes(ac.Config(model="cnn", conv1_channels=3))
+    assert odd["conv3_w"] == (5, 5, 3, 2)                                   # half of them, rounded up
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_padded_with_background(channels):
+    """of which a normalization would hide a part"""
+    config = tiny("cnn-gap", padding=2, task="images", side=20, channels=channels)
+    image = np.ones((2, 20, 20) if channels == 1 else (2, 20, 20, channels))
+    padded = ac.padded_input({"conv1_w": np.ones((1, 1, 1, 4))}, image, config)         # (H, N, W, C)
+    expected = np.zeros((24, 2, 24, channels))
+    expected[2:22, :, 2:22] = 1
+    np.testing.assert_array_equal(padded, expected)
+
+
 def test_stopping_at_an_accuracy(digits):
     config = tiny("cnn-gap", width=0, padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3, train_shift="0")
     state = ac.train(config, digits)

@@ -117,14 +117,15 @@ def test_recomputed_statistics_are_not_trained_on(call, tmp_path):
     assert_refused(more, "its statistics were recomputed after its last epoch. Start another run from it: --init run")
 
 
-def test_two_runs_in_one_folder_do_not_overwrite_each_other(tmp_path, monkeypatch):
-    config, data = toy(runs.MULTI, n_epochs=2)
+@every_experiment
+def test_two_runs_in_one_folder_do_not_overwrite_each_other(experiment, tmp_path, monkeypatch):
+    module, (config, data) = EXPERIMENTS[experiment], toy(experiment, n_epochs=2)
 
     def another_saves(progress, state):                                 # after the first epoch
         os.utime(tmp_path / "weights.npz", ns=(1, 1))
-    monkeypatch.setattr(mc.Progress, "epoch", another_saves)
-    with pytest.raises(mc.InputError, match="another run saves here, too. Name another --outdir"):
-        mc.run(config, data, mc.initial_state(config), tmp_path)
+    monkeypatch.setattr(module.Progress, "epoch", another_saves)
+    with pytest.raises(module.InputError, match="another run saves here, too. Name another --outdir"):
+        module.run(config, data, module.initial_state(config), tmp_path)
 
 
 @every_experiment
@@ -134,27 +135,31 @@ def test_a_dangling_link_for_runs_is_refused(call, experiment, tmp_path):
     assert_refused(call(module, module.main, *toy_flags(experiment)), "cannot make runs")
 
 
-def test_a_damaged_result_is_named(call, tmp_path):
-    flags = [*toy_flags(runs.MULTI), "--outdir", "run"]
-    assert call(mc, mc.main, *flags)[0] == 0
+@every_experiment
+def test_a_damaged_result_is_named(call, experiment, tmp_path):
+    module, flags = EXPERIMENTS[experiment], [*toy_flags(experiment), "--outdir", "run"]
+    assert call(module, module.main, *flags)[0] == 0
     for text in "", "{", '{"config": {}}', '{"config": null}', '{"config": {"n_epochs": 1}}':
         (tmp_path / "run" / "metrics.json").write_text(text, "utf-8")
-        assert_refused(call(mc, mc.main, *flags), "metrics.json: damaged. Delete it")
+        assert_refused(call(module, module.main, *flags), "metrics.json: damaged. Delete it")
 
 
-def test_the_line_within_an_epoch(monkeypatch):
+@every_experiment
+def test_the_line_within_an_epoch(experiment, monkeypatch):
     """On a terminal it is rewritten every second; in a log there is one every ten seconds, so none if epochs are
     shorter"""
-    config = mc.Config(n_train=3200, n_epochs=2)                        # 100 steps an epoch
+    module, data = EXPERIMENTS[experiment], {"train": {"labels": np.zeros(3200)}}
+    n_train = {} if experiment == runs.NORB else {"n_train": 3200}
+    config = module.Config(**n_train, n_epochs=2)                       # 100 steps an epoch
     times = iter(range(10_000))
 
     def said(seconds_per_step, on_terminal):
         clock = SimpleNamespace(perf_counter=lambda: seconds_per_step * next(times))
         out = io.StringIO()
         out.isatty = lambda: on_terminal
-        monkeypatch.setattr(mc, "time", clock)
+        monkeypatch.setattr(module, "time", clock)
         with contextlib.redirect_stdout(out):
-            progress = mc.Progress(config, {})
+            progress = module.Progress(config, data)
             for step in range(1, 101):
                 progress.step({"step": step}, {"loss": 0.5})
         return out.getvalue()
@@ -237,12 +242,14 @@ def test_the_default_commands_of_the_viewpoint_experiment(call, monkeypatch):
     assert {config.data for config in trained[3:6]} == {"shapes"} and trained[6].routing_iters == 1
 
 
-def test_a_longer_run_is_not_marked_as_finished_and_no_file_of_the_users_is_touched(call, tmp_path):
-    flags = [*toy_flags(runs.MULTI), "--lr-schedule", "constant", "--outdir", "run"]
-    assert call(mc, mc.main, *flags)[0] == 0
+@every_experiment
+def test_a_longer_run_is_not_marked_as_finished_and_no_file_of_the_users_is_touched(call, experiment, tmp_path):
+    module = EXPERIMENTS[experiment]
+    flags = [*toy_flags(experiment), "--lr-schedule", "constant", "--outdir", "run"]
+    assert call(module, module.main, *flags)[0] == 0
     for name in "weights.npz.bak", "weights.npz.1234":                  # a copy of the user's, and a killed run's
         (tmp_path / "run" / name).write_bytes(b"x")
-    assert call(mc, mc.main, *flags, "--n-epochs", 2)[0] == 0
+    assert call(module, module.main, *flags, "--n-epochs", 2)[0] == 0
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"weights.npz", "metrics.json", "metrics-1-epochs.json", "weights.npz.bak"}
     assert read(tmp_path / "run" / "metrics.json")["config"]["n_epochs"] == 2
@@ -301,6 +308,19 @@ def test_a_run_goes_on_with_its_own_command_and_data_only(experiment, tmp_path):
     for other in others:
         with pytest.raises(module.InputError, match="on other images or classes than are given now"):
             module.begin(folder, config, other, None)
+
+
+@pytest.mark.parametrize("experiment", [runs.MULTI, runs.AFF])
+def test_a_network_of_ten_classes_is_not_tested_on_ten_others(experiment):
+    """Names decide, where both have them"""
+    module, (config, _) = EXPERIMENTS[experiment], toy(experiment)
+    state = module.initial_state(config)
+    state["history"] |= {"source": "letters", "names": [*"ABCDEFGHIJ"]}
+    for data in {"source": "letters", "names": [*"ABCDEFGHIJ"]}, {"source": "clothes"}:
+        module.check_classes("net.npz", state, config, data)
+    for data in {"source": "letters", "names": [*"KLMNOPQRST"]}, {"source": "mnist"}:
+        with pytest.raises(module.InputError, match="net.npz: has other layers or classes. .*images of letters"):
+            module.check_classes("net.npz", state, config, data)
 
 
 @every_experiment

@@ -139,10 +139,19 @@ def test_what_is_written_into_is_never_a_copy(rng):
         mc.as_view(x.T, -1)
 
 
+def test_products_of_two_types_are_added_too():
+    """BLAS gets float32 alone"""
+    for types in itertools.product((np.float32, float), repeat=3):
+        x, y, z = (np.full((2, 2), value, dtype) for value, dtype in zip((2, 3, 5), types))
+        mc.add_product(x, y, z)
+        assert z.dtype == types[2] and (z == 5 + 2 * 2 * 3).all()
+
+
 @pytest.mark.skipif(mc.sgemm() is None, reason="NumPy has another BLAS")
 def test_blas_gets_whole_rows():
     """It is told where arrays begin in memory, and how long their rows are"""
     a, b, out = (np.ones(shape, np.float32) for shape in ((4, 6), (6, 10), (4, 10)))
-    for wrong in (a[:, ::2], b[:3], out), (a, b[:, ::2], out[:, :5]), (a, b, out.T):
+    half = np.ones((4, 5), np.float32)
+    for wrong in (a[:, ::2], b[:3], out), (a, b[:, ::2], half), (a, b[:, :5], half), (a, b, out.T):
         with pytest.raises(AssertionError, match="sgemm"):
             mc.add_product(*wrong)

@@ -235,6 +235,34 @@ def test_networks_that_are_compared_have_as_many_weights(data, preset):
                    for other in (width - 1, width + 1))
 
 
+BACKBONE = {                       # by preset, on two cameras; wide is twice as wide, paper as small
+    "small": {"conv1_w": (3, 3, 2, 16), "conv2_w": (3, 3, 16, 16), "conv3_w": (3, 3, 16, 32),
+              "conv4_w": (3, 3, 32, 32)},
+    "wide": {"conv1_w": (3, 3, 2, 32), "conv2_w": (3, 3, 32, 32), "conv3_w": (3, 3, 32, 64),
+             "conv4_w": (3, 3, 64, 64)}}
+BACKBONE["paper"] = BACKBONE["small"]
+MATRICES = {                       # of matrix-capsnet: 17 channels per type of primary capsules, 9 positions in a field
+    "small": {"conv1_w": (5, 5, 2, 32), "primary_w": (1, 1, 32, 4 * 17), "conv_W": (9 * 4, 8, 4, 4),
+              "conv2_W": (9 * 8, 8, 4, 4), "class_W": (8, 5, 4, 4)},
+    "wide": {"conv1_w": (5, 5, 2, 64), "primary_w": (1, 1, 64, 4 * 17), "conv_W": (9 * 4, 4, 4, 4),
+             "conv2_W": (9 * 4, 4, 4, 4), "class_W": (4, 5, 4, 4)},
+    "paper": {"conv1_w": (5, 5, 2, 64), "primary_w": (1, 1, 64, 8 * 17), "conv_W": (9 * 8, 16, 4, 4),
+              "conv2_W": (9 * 16, 16, 4, 4), "class_W": (16, 5, 4, 4)}}
+
+
+@pytest.mark.parametrize("preset", ["small", "wide", "paper"])
+def test_layers_are_as_large_as_the_documents_say(preset):
+    """The paper's small network has 68K parameters, the default one 12,770"""
+    def weights(model):
+        shapes = sn.param_shapes(sn.Config(model=model, preset=preset))
+        return {name: shape for name, shape in shapes.items() if name.lower().endswith("_w")}
+    assert weights("matrix-capsnet") == MATRICES[preset]
+    for model in ("capsnet-shared", "capsnet", "matrix-head", "cnn-gap"):
+        assert weights(model).items() >= BACKBONE[preset].items()
+    n = size(sn.Config(preset=preset))
+    assert n == {"small": 18482, "wide": 12770, "paper": 68954}[preset]
+
+
 @pytest.mark.parametrize("model", sn.PAPER_CNNS)
 def test_the_papers_cnn_has_the_width_that_it_is_said_to_have(model):
     """With the default width given as a number it is the same network; with another one it is the paper's, too"""
