@@ -283,7 +283,15 @@ def test_a_run_from_other_weights_has_these_and_nothing_else_of_them(experiment,
     assert state["step"] == 0 and state["history"]["epochs"] == []
     digest = hashlib.sha256((tmp_path / "old.npz").read_bytes()).hexdigest()
     assert state["history"]["init"] == digest
+    other, _ = toy(experiment, model="cnn-gap" if experiment != runs.MULTI else "cnn")
+    with pytest.raises(module.InputError, match="old.npz: has other layers or classes"):
+        module.begin(tmp_path / "new", other, data, tmp_path / "old.npz")
     assert module.begin(tmp_path / "new", config, data, None)["history"]["init"] is None
+    state = module.train(config, data, state)
+    module.save(tmp_path / "new" / "weights.npz", config, state)
+    assert module.begin(tmp_path / "new", config, data, tmp_path / "old.npz")["step"] == 2
+    with pytest.raises(module.InputError, match="new: started from other weights. Give the same --init"):
+        module.begin(tmp_path / "new", config, data, None)
 
 
 @every_experiment

@@ -101,23 +101,6 @@ def test_a_system_that_lacks_what_linux_has(monkeypatch, tmp_path, experiment):
     assert found["machine"] == {"processor": processor, "cores": os.cpu_count()} and found["history"] == {}
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_there_are_as_many_threads_as_asked_for_or_else_as_cores_that_may_be_used(monkeypatch, experiment):
-    """A process may have fewer cores than its machine; a system that cannot count them has one"""
-    module = EXPERIMENTS[experiment]
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
-    monkeypatch.setattr(module.os, "cpu_count", lambda: 64)
-    asked = []
-    monkeypatch.setattr(module, "ThreadPoolExecutor", lambda n, **more: asked.append(n))
-    for threads in (0, 5, 1):
-        module.worker_threads(module.Config(threads=threads))
-    assert asked == [3, 5, 1]
-    monkeypatch.delattr(module.os, "sched_getaffinity")
-    assert module.n_cores() == 64
-    monkeypatch.setattr(module.os, "cpu_count", lambda: None)
-    assert module.n_cores() == 1
-
-
 def test_text_is_utf_8_on_every_system():
     """The default encoding of Windows is another; every call that reads or writes text says utf-8"""
     for path in (path for pattern in ("*.py", "lab/*.py", "tests/*.py", "results/*.py", "workflow/*.py")

@@ -192,6 +192,23 @@ def test_what_is_looked_at_is_not_learned_from(experiment):
     assert_same(*(module.weights_of(module.train(config, each)) for each in (data, other)))
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_there_are_as_many_threads_as_asked_for_or_else_as_cores_that_may_be_used(monkeypatch, experiment):
+    """A process may have fewer cores than its machine; a system that cannot count them has one"""
+    module = EXPERIMENTS[experiment]
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: {0: {0, 3, 5}}[pid], raising=False)
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 64)
+    asked = []
+    monkeypatch.setattr(module, "ThreadPoolExecutor", lambda n, **more: asked.append(n))
+    for threads in (0, 5, 1):
+        module.worker_threads(module.Config(threads=threads))
+    assert asked == [3, 5, 1]
+    monkeypatch.delattr(module.os, "sched_getaffinity")
+    assert module.n_cores() == 64
+    monkeypatch.setattr(module.os, "cpu_count", lambda: None)
+    assert module.n_cores() == 1
+
+
 def test_history_says_what_happened(reference):
     experiment, state, seen = reference
     first = EXPERIMENTS[experiment].initial_state(toy(experiment)[0])
