@@ -209,6 +209,14 @@ def test_there_are_as_many_threads_as_asked_for_or_else_as_cores_that_may_be_use
     assert module.n_cores() == 1
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_threads_print_no_warning_of_numpys(experiment):
+    """A loss that is not finite is said in one line"""
+    module = EXPERIMENTS[experiment]
+    with module.worker_threads(module.Config(threads=1)) as workers:
+        assert set(workers.submit(np.geterr).result().values()) == {"ignore"}
+
+
 def test_history_says_what_happened(reference):
     experiment, state, seen = reference
     first = EXPERIMENTS[experiment].initial_state(toy(experiment)[0])
