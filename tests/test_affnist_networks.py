@@ -240,6 +240,16 @@ def test_dropout_drops_the_last_hidden_units(digits, model, width, units, last):
     assert "dropout_mask" not in next(ac.epoch_samples(digits, 0, dataclasses.replace(config, dropout=0.0)))
 
 
+def test_results_name_the_metrics_of_each_test_set_by_hand():
+    """A network without a decoder has no error of reconstruction"""
+    one = {"n": 8, "hits": 2, "accuracy": 0.25, "correct": np.arange(8) < 2, "confusion": [[2]], "loss": 0.7}
+    found = ac.test_metrics({"familiar": one | {"recon_mse": 0.01}, "affine": one | {"hits": 3}})
+    assert found == {
+        "familiar_accuracy": 0.25, "familiar_hits": 2, "familiar_n": 8, "familiar_recon_mse": 0.01,
+        "familiar_confusion": [[2]], "affine_accuracy": 0.25, "affine_hits": 3, "affine_n": 8,
+        "affine_recon_mse": None, "affine_confusion": [[2]], "hit_bits": {"familiar": "wA==", "affine": "wA=="}}
+
+
 @pytest.mark.parametrize("name", ["capsnet-shared", "cnn-gap"])
 def test_evaluation_against_brute_force(digits, name, monkeypatch):
     """Over chunks of unequal size; of digits of which some classes are missing"""

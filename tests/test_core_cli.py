@@ -11,6 +11,7 @@ import shlex
 import stat
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import multimnist_capsnet as mc
@@ -332,6 +333,19 @@ def test_a_network_of_ten_classes_is_not_tested_on_ten_others(experiment):
 
 
 @every_experiment
+def test_a_network_that_is_tested_with_another_seed_keeps_that_of_its_training(call, experiment):
+    module, flags = EXPERIMENTS[experiment], toy_flags(experiment)
+    few = [flag for flag in flags if flag.startswith(("--n-test=", "--digits="))]
+    assert call(module, module.main, *flags, "--seed", 4, "--outdir", "old")[0] == 0
+    assert call(module, module.main, "--load", "old", "--seed", 9, *few, "--outdir", "new")[0] == 0
+    assert module.load("new")[0] == module.load("old")[0] and module.load("old")[0].seed == 4
+    found = json.loads(Path("new/metrics.json").read_text("utf-8"))
+    assert (found["config"]["seed"], found["loaded"]["trained_seed"]) == (9, 4)
+    digest = hashlib.sha256(Path("old/weights.npz").read_bytes()).hexdigest()
+    assert (found["loaded"]["file"], found["loaded"]["sha256"]) == ("weights.npz", digest)
+
+
+@every_experiment
 def test_a_run_that_was_killed_while_it_saved_for_the_first_time_begins_anew(call, experiment, tmp_path):
     module, folder = EXPERIMENTS[experiment], tmp_path / "run"
     folder.mkdir()
@@ -370,6 +384,43 @@ def test_a_table_of_results_by_hand(experiment, monkeypatch, capsys):
         label("parameters") + "                 1,234,567                        12",
         label("accuracy") + "                    0.5000                    0.0000",
         label("error") + "                         -                    0.2500"]
+
+
+@pytest.mark.parametrize("experiment, rows", [
+    (runs.MULTI, {
+        "test_exact_match": "both digits correct (exact match)", "test_at_least_one": "at least one digit correct",
+        "test_recon_mse": "reconstruction MSE per pixel", "baseline_recon_mse": "... of the mean digit"}),
+    (runs.AFF, {
+        "familiar_accuracy": "correct translated digits", "any_position_accuracy": "correct digits at any position",
+        "centered_accuracy": "correct affine digits, centered",
+        "affine_accuracy": "correct affine digits, any position",
+        "real_affine_accuracy": "correct affNIST's own digits", "test_accuracy": "correct test images"}),
+    (runs.NORB, {
+        "familiar": "accuracy, familiar viewpoints", "novel": "accuracy, novel viewpoints", "drop": "drop"})])
+def test_each_row_of_a_table_has_its_metric(experiment, rows, capsys):
+    module = EXPERIMENTS[experiment]
+    values = {name: (k + 1) / 16 for k, name in enumerate(rows)}
+    result = {"source": "a", "trained_on": "a", "n_params": 12} | values
+    module.print_table({"x": result}, module.Config())
+    expected = {"parameters": "12"} | {rows[name]: f"{value:.4f}" for name, value in values.items()}
+    lines = capsys.readouterr().out.splitlines()[3:]
+    assert {line[:36].rstrip(): line[36:].strip() for line in lines} == expected
+
+
+@every_experiment
+def test_a_line_that_is_rewritten_is_removed_when_a_training_ends(experiment, tmp_path, monkeypatch):
+    module, (config, data) = EXPERIMENTS[experiment], toy(experiment, quiet=False)
+    out = io.StringIO()
+    out.isatty = lambda: True
+
+    def stopped(*_):
+        print("step 1/2", end="\r")
+        raise module.InputError("diverged")
+    monkeypatch.setattr(module, "train", stopped)
+    with contextlib.redirect_stdout(out), pytest.raises(module.InputError, match="diverged"):
+        module.run(config, data, module.initial_state(config), tmp_path)
+    *_, last, end = out.getvalue().split("\r")
+    assert last.isspace() and len(last) >= len("step 1/2") and end == ""
 
 
 @every_experiment

@@ -202,6 +202,19 @@ def test_the_two_largest_are_found_by_scores_where_sigmoids_are_all_one():
     assert mc.exact_match(np.array([[1, 2], [2, 1], [1, 3]]), np.array([[1, 2]] * 3)).tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize("n_classes", [2, 26, 62])
+def test_a_cnn_of_other_data_has_the_size_of_their_capsule_network(n_classes):
+    """whose matrices are as many as the classes"""
+    def shapes_of(model):
+        shapes = mc.param_shapes(mc.Config(model=model, n_classes=n_classes))
+        return {name: shape for name, shape in shapes.items() if not name.startswith("dec")}
+    budget = sum(map(math.prod, shapes_of("capsnet").values()))
+    shapes = shapes_of("cnn")
+    assert shapes["fc2_w"][1] == n_classes
+    one_unit = shapes["fc1_w"][0] + 1 + n_classes
+    assert budget - one_unit < sum(map(math.prod, shapes.values())) <= budget
+
+
 @pytest.mark.parametrize("preset, n", [("deep", 1304800), ("residual", 3059072), ("classic", 2030224),
                                        ("paper", 11361808), ("half-digit", 1879008)])
 def test_parameter_counts(preset, n):
@@ -256,6 +269,15 @@ def test_evaluate_against_brute_force(digits, monkeypatch, chunks):
     entropy = -np.log(np.where(mc.k_hot(pairs["labels"], bool, 10), lengths, 1 - lengths)).sum() / 3
     assert test.pop("correct").tolist() == [True, False, False] and test.pop("confusion") == confusion.tolist()
     assert test == pytest.approx(accuracy | {"cross_entropy": entropy, "loss": entropy}, rel=1e-5)
+
+
+def test_results_name_the_metrics_of_the_test_by_hand():
+    """The reconstruction's error per pixel, not its sum"""
+    test = {"n": 8, "hits": 2, "exact_match": 0.25, "at_least_one": 0.5, "recon": 26.0, "recon_mse": 0.01,
+            "baseline_recon_mse": 0.06, "correct": np.arange(8) < 2, "confusion": [[2.0]]}
+    assert mc.test_metrics(test) == {
+        "test_exact_match": 0.25, "test_hits": 2, "test_at_least_one": 0.5, "test_recon_mse": 0.01,
+        "baseline_recon_mse": 0.06, "confusion": [[2.0]], "hit_bits": {"test": "wA=="}}
 
 
 def test_results_say_which_pairs_were_correct():

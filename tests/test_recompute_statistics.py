@@ -33,25 +33,33 @@ def test_every_normalization_then_uses_the_mean_and_variance_of_its_input_in_eva
     assert len(seen) == len(statistics) / 2 and distance[1] < 0.02 < distance[0], distance
 
 
-def test_the_flag_changes_the_statistics_of_a_trained_network_and_no_weight(call):
-    """They can be kept in a new folder"""
-    module, flags = EXPERIMENTS[runs.MULTI], toy_flags(runs.MULTI)
+@pytest.mark.parametrize("experiment", RECOMPUTING)
+def test_the_flag_changes_the_statistics_of_a_trained_network_and_no_weight(call, experiment):
+    """They can be kept in a new folder, whose file says that they were recomputed"""
+    module, flags = EXPERIMENTS[experiment], toy_flags(experiment)
     few = [flag for flag in flags if flag.startswith(("--n-test=", "--digits="))]
     for words in ([*flags, "--outdir=net"], ["--load=net", "--recompute-statistics=20", "--outdir=new", *few]):
         assert call(module, module.main, *words, "--quiet") == (0, "", "")
     (_, old), (_, new) = module.load("net"), module.load("new")
     assert_same(old["params"], new["params"])
     assert not any(np.array_equal(a, new["running"][name]) for name, a in old["running"].items())
+    assert "recomputed" not in old["history"] and new["history"]["recomputed"] == 20
 
 
 @pytest.mark.parametrize("before, word", [(0.895, ""), (0.885, "1.5 points more with --recompute-statistics 800")])
 @pytest.mark.parametrize("experiment", RECOMPUTING)
 def test_a_run_says_so_if_its_running_statistics_do_not_fit(experiment, before, word, monkeypatch, capsys):
-    """If recomputed ones have an accuracy that is more than a point higher"""
+    """If recomputed ones, of the same weights, have an accuracy that is more than a point higher"""
     module = EXPERIMENTS[experiment]
     config, data = toy(experiment, quiet=False)
     state = module.initial_state(config)
     state["history"]["epochs"].append({module.WATCHED: before})
-    monkeypatch.setattr(module, "validate", lambda *_: {module.WATCHED: 0.9})
+    recomputed = {name: 7 + a for name, a in state["running"].items()}
+    monkeypatch.setattr(module, "recompute_statistics", lambda *_: recomputed)
+
+    def validate(weights, *_):
+        assert_same(weights, state["params"] | recomputed)
+        return {module.WATCHED: 0.9}
+    monkeypatch.setattr(module, "validate", validate)
     module.check_statistics(state, data, config, None)
     assert word in (out := capsys.readouterr().out) and bool(out) == bool(word)

@@ -144,6 +144,23 @@ def test_central_crop():
     assert sn.crop_batch(images, rows[:0]).shape == (0, 32, 32, 2)
 
 
+def test_images_of_both_sizes_are_prepared_alike():
+    """smallNORB's own 96x96 px, here each pixel four times: rows stay rows, and cameras cameras"""
+    images, config = some_images(3), sn.Config()
+    assert {shape for shape in sn.image_shapes(config)} == {(48, 48, 2), (96, 96, 2)}
+    large = images.repeat(2, axis=1).repeat(2, axis=2)
+    assert np.array_equal(sn.prepare_images(large, config), sn.prepare_images(images, config))
+    assert np.array_equal(sn.prepare_images(images, config), sn.crop_batch(images, slice(None)))
+
+
+@pytest.mark.parametrize("labels, are_fine", [
+    (np.array([0, 4]), True), (np.array([0, 4], np.uint8), True), (np.array([0, 5]), False),
+    (np.array([-1, 4]), False), (np.array([0.0, 4.0]), False), (np.array([[0, 4]]), False),
+    (np.array([0]), False), (np.array([0, 4], np.uint64), False)], ids=str)
+def test_labels_are_whole_numbers_from_0_to_4(labels, are_fine):
+    assert sn.are_labels(labels, 2) == are_fine
+
+
 def test_training_crops():
     """Every crop is a part of its own image, with its own contrast and brightness, both cameras alike: as its random
     numbers say, row, column, contrast, brightness"""
