@@ -101,6 +101,16 @@ def test_a_system_that_lacks_what_linux_has(monkeypatch, tmp_path, experiment):
     assert found["machine"] == {"processor": processor, "cores": os.cpu_count()} and found["history"] == {}
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_the_processor_is_called_by_its_name_not_its_number(monkeypatch, tmp_path, experiment):
+    module = EXPERIMENTS[experiment]
+    (tmp_path / "cpuinfo").write_text(
+        "processor\t: 0\nmodel\t\t: 85\nmodel name\t: A CPU @ 2.50GHz\nstepping\t: 7\n\nprocessor\t: 1\n"
+        "model name\t: another\n", "utf-8")
+    monkeypatch.setattr(module, "Path", lambda path: tmp_path / str(path).split("/")[-1])
+    assert module.processor_name() == "A CPU @ 2.50GHz"
+
+
 def test_text_is_utf_8_on_every_system():
     """The default encoding of Windows is another; every call that reads or writes text says utf-8"""
     for path in (path for pattern in ("*.py", "lab/*.py", "tests/*.py", "results/*.py", "workflow/*.py")

@@ -120,12 +120,14 @@ FRACTIONS = {"min_iou", "muon", "stop_at", "dropout"}
 
 @every_option()
 def test_every_bound_refuses_one_step_beyond_it(experiment, f):
-    """No number may be negative, and no fraction above 1"""
+    """and takes the bound itself. No number may be negative, and no fraction above 1"""
     module, bounds, flag = EXPERIMENTS[experiment], f.metadata, EXPERIMENTS[experiment].flag_of(f.name)
     assert f.type in (bool, str) or {"low", "high"} <= bounds.keys(), f"{f.name}: any number is accepted"
     if f.type in (int, float):
         assert bounds["low"] >= 0
         assert bounds["high"] <= 1 or f.name not in FRACTIONS
+        for bound in bounds["low"], bounds["high"]:
+            assert getattr(module.Config(**base_of(f) | {f.name: f.type(bound)}), f.name) == bound
         beyond = [bounds["low"] - 1, bounds["high"] + 1] if f.type is int else [
             np.nextafter(bounds["low"], -math.inf), np.nextafter(bounds["high"], math.inf), math.nan, math.inf]
         for value in map(f.type, beyond) if f.type is int else map(float, beyond):
@@ -181,6 +183,23 @@ def test_help_names_every_flag_with_its_default(experiment, help_of):
             assert all(value in said for value in values) or f"[not {name} {', '.join(others)}]" in said
     last = module.__doc__.strip().split("\n\n")[-1]
     assert last in text and len(re.findall(rf"^ +python3 {experiment}\.py.* {{2,}}\d.*$", last, re.M)) == 3
+
+
+@pytest.mark.parametrize("experiment, entries", [
+    (runs.MULTI, ["--lr X learning rate of Adam (default: 0.01; residual 0.003; classic, paper 0.002)",
+                  "--conv1-channels N channels of Conv1 (default: 16; classic 32; paper 256)"]),
+    (runs.NORB, ["--lr X learning rate of Adam (default: 0.005; cnn, cnn-bn 0.002)",
+                 "(default: 10; cnn, cnn-bn 16; cnn-gap, capsnet-shared, capsnet, matrix-head 6)",
+                 "(default: cross-entropy; capsnet-shared, capsnet margin)"])])
+def test_help_says_which_presets_or_models_have_another_default(experiment, entries, help_of):
+    text = " ".join(help_of[f"{experiment}.py"].split())
+    assert all(entry in text for entry in entries)
+
+
+@every_experiment
+def test_a_model_that_is_given_twice_is_one(experiment):
+    config, = configs(experiment, ["--model", "cnn", "cnn"])
+    assert config == EXPERIMENTS[experiment].Config(model="cnn")
 
 
 @every_experiment
