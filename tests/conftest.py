@@ -35,6 +35,7 @@ CNN = mc.Config(**TOY, model="cnn", norm="none", conv1_channels=3, conv3_channel
 NETWORKS = {**{model: dataclasses.replace(CNN, model=model) for model in ("cnn", "cnn-vectors", "vector-dense")},
             "paper": TINY, "deep": DEEP, "cnn of means": dataclasses.replace(CNN, cnn_head="gap"),
             "cnn-vectors": dataclasses.replace(CNN, model="cnn-vectors", conv3_channels=32),
+            "cnn-vectors of means": dataclasses.replace(CNN, model="cnn-vectors", cnn_head="gap"),
             "normalized": dataclasses.replace(DEEP, norm="batch", muon=0.02),
             "residual": dataclasses.replace(DEEP, norm="batch", preset="residual", conv3_channels=4),
             "half-digit": dataclasses.replace(DEEP, preset="half-digit"),

@@ -240,6 +240,13 @@ def test_dropout_drops_the_last_hidden_units(digits, model, width, units, last):
     assert "dropout_mask" not in next(ac.epoch_samples(digits, 0, dataclasses.replace(config, dropout=0.0)))
 
 
+@pytest.mark.parametrize("model", ac.CAPSULES + ac.CNNS)
+def test_activations_are_lengths_or_a_cnns_probabilities(model):
+    scores = np.log([[1.0, 3.0, 4.0]])
+    expected = scores if model in ("capsnet-shared", "capsnet", "vector-gap", "vector-gmp") else [[1 / 8, 3 / 8, 1 / 2]]
+    np.testing.assert_allclose(ac.class_activations({"scores": scores}, tiny(model)), expected)
+
+
 def test_results_name_the_metrics_of_each_test_set_by_hand():
     """A network without a decoder has no error of reconstruction"""
     one = {"n": 8, "hits": 2, "accuracy": 0.25, "correct": np.arange(8) < 2, "confusion": [[2]], "loss": 0.7}

@@ -161,15 +161,20 @@ def test_the_line_within_an_epoch(experiment, monkeypatch):
         monkeypatch.setattr(module, "time", clock)
         with contextlib.redirect_stdout(out):
             progress = module.Progress(config, data)
-            for step in range(1, 101):
+            for step in range(1, 201):
                 progress.step({"step": step}, {"loss": 0.5})
+                if step % 100 == 0:
+                    progress.epoch({"history": {"epochs": [{"epoch": step // 100}]}})
         return out.getvalue()
+    monkeypatch.setattr(module, "PROGRESS", "epoch {epoch}/{n_epochs}")
     lines = said(0.5, False).splitlines()
-    assert len(lines) == 4 and lines[0] == "step 20/200  loss 0.500  500 ms/step  0:01:30 left"
-    assert said(0.05, False) == ""
-    rewritten = said(0.5, True)
-    assert "\n" not in rewritten and rewritten.count("\r") == 49 and rewritten.startswith("step 2/200")
-    assert len({len(line) for line in rewritten.split("\r")[:-1]}) == 1
+    assert [line.split()[1] for line in lines] == [
+        "20/200", "40/200", "60/200", "80/200", "1/2", "120/200", "140/200", "160/200", "180/200", "2/2"]
+    assert lines[0] == "step 20/200  loss 0.500  500 ms/step  0:01:30 left"
+    assert said(0.05, False).split() == ["epoch", "1/2", "epoch", "2/2"]
+    rewritten, rest = said(0.5, True).split("\n")[:2]
+    assert rewritten.count("\r") == rest.count("\r") == 49 and rewritten.startswith("step 2/200")
+    assert len({len(line) for line in rewritten.split("\r")}) == 1
 
 
 def test_json_goes_to_standard_output_and_the_progress_to_standard_error(tmp_path):

@@ -176,6 +176,15 @@ def test_a_finished_run_names_the_command_that_tests_it_again(call, tmp_path, ex
     assert not more or found["config"]["eval_split"] == "val"
 
 
+@pytest.mark.parametrize("experiment", [runs.MULTI, runs.AFF])
+def test_a_run_knows_the_names_of_its_classes(experiment):
+    module, (config, data) = EXPERIMENTS[experiment], toy(experiment)
+    names = [*"ABCDEFGHIJ"]
+    state = module.train(config, data | {"source": "letters", "names": names})
+    assert module.class_names(state["history"]) == names
+    assert module.class_names(module.train(config, data)["history"]) == [*"0123456789"]
+
+
 def test_captions_speak_of_digits_where_all_classes_are():
     for names, words in ((None, IMAGES), (["0", "digit 1"], DIGITS), (["0", "A"], IMAGES)):
         assert words_for(mc, {"source": "mine", "names": names}) is words

@@ -115,6 +115,57 @@ def test_settings_have_one_value(experiment):
     assert {name: getattr(module.Config(**given), name) for name in given} == given
 
 
+DEFAULTS = [                       # experiment, what is given, what other settings are then; as the documents say
+    (runs.MULTI, {}, dict(conv1_channels=16, norm="batch", lr=0.01, muon=0.02, warmup=200, recon_weight=0.01)),
+    (runs.MULTI, dict(preset="residual"), dict(conv1_channels=16, lr=0.003, muon=0.006, recon_weight=0.005)),
+    (runs.MULTI, dict(preset="classic"), dict(conv1_channels=32, norm="none", lr=0.002, muon=0, warmup=0,
+                                              recon_weight=0.0005)),
+    (runs.MULTI, dict(preset="paper"), dict(conv1_channels=256, norm="none", lr=0.002, muon=0, warmup=0)),
+    (runs.MULTI, dict(norm="none"), dict(muon=0, lr=0.01, warmup=200)),
+    (runs.AFF, {}, dict(train_shift="6", padding=4, conv1_channels=16, routing_iters=1, dropout=0, lr=0.01, muon=0.02,
+                        loss="margin", recon_weight=0.0005, warmup=200, norm="batch")),
+    (runs.AFF, dict(model="capsnet"), dict(padding=4, routing_iters=3)),
+    (runs.AFF, dict(model="vector-gap"), dict(padding=8, routing_iters=1, loss="margin", recon_weight=0.0005)),
+    (runs.AFF, dict(model="cnn"), dict(padding=8, conv1_channels=16, dropout=0, loss="cross-entropy", recon_weight=0)),
+    (runs.AFF, dict(model="cnn", preset="paper"), dict(padding=0, conv1_channels=256, dropout=0.5, lr=0.001, muon=0,
+                                                       warmup=0, norm="none")),
+    (runs.AFF, dict(model="cnn", preset="small"), dict(padding=0, conv1_channels=16, dropout=0.5)),
+    (runs.AFF, dict(model="cnn-dense", preset="paper"), dict(padding=0, conv1_channels=16, dropout=0.5)),
+    (runs.AFF, dict(model="capsnet", preset="small"), dict(padding=0, conv1_channels=64, routing_iters=3, dropout=0)),
+    (runs.AFF, dict(lr=0.003), dict(muon=0.006)), (runs.AFF, dict(lr=2.0), dict(muon=1)),
+    (runs.AFF, dict(norm="none", lr=0.003), dict(muon=0)),
+    (runs.AFF, dict(model="capsnet", preset="paper", norm="batch"), dict(muon=0.002, lr=0.001)),
+    (runs.AFF, dict(task="mnist"), dict(train_shift="2", padding=0)),
+    (runs.AFF, dict(task="mnist", model="cnn-gap"), dict(train_shift="2", padding=0)),
+    (runs.AFF, dict(task="images", model="vector-gap"), dict(train_shift="0", padding=4)),
+    (runs.AFF, dict(task="images", model="cnn", preset="paper"), dict(train_shift="0", padding=0)),
+    (runs.NORB, {}, dict(n_epochs=10, lr=0.005, preset="wide", routing_iters=2, coordinates=True, dropout=0,
+                         loss="cross-entropy", train_azimuths="300:400", test_azimuths="60:280")),
+    (runs.NORB, dict(model="matrix-head"), dict(n_epochs=6, coordinates=True, routing_iters=2, preset="wide")),
+    (runs.NORB, dict(model="capsnet"), dict(n_epochs=6, coordinates=False, routing_iters=3, loss="margin")),
+    (runs.NORB, dict(model="capsnet-shared"), dict(n_epochs=6, coordinates=True, routing_iters=3, loss="margin")),
+    (runs.NORB, dict(model="cnn-gap"), dict(n_epochs=6, coordinates=False, lr=0.005, loss="cross-entropy")),
+    (runs.NORB, dict(model="cnn-bn"), dict(n_epochs=16, lr=0.002, preset="small", dropout=0)),
+    (runs.NORB, dict(model="cnn-bn", preset="paper"), dict(n_epochs=16, dropout=0.5)),
+    (runs.NORB, dict(data="shapes", model="cnn"), dict(n_epochs=10, lr=0.002, preset="wide", dropout=0,
+                                                       train_azimuths="0:150", test_azimuths="200:330")),
+    (runs.NORB, dict(split="instance"), dict(train_azimuths="0:340", test_azimuths="0:340"))]
+
+
+@pytest.mark.parametrize("experiment, given, expected", DEFAULTS, ids=str)
+def test_defaults_that_depend_on_other_settings(experiment, given, expected):
+    config = EXPERIMENTS[experiment].Config(**given)
+    assert {name: getattr(config, name) for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("model", ["cnn", "cnn-vectors", "vector-dense"])
+@pytest.mark.parametrize("preset", ["classic", "paper"])
+def test_presets_of_two_convolutions_are_of_the_capsule_network(model, preset):
+    module = EXPERIMENTS[runs.MULTI]
+    with pytest.raises(module.InputError, match=f"--preset {preset} applies only to --model capsnet"):
+        module.Config(model=model, preset=preset)
+
+
 FRACTIONS = {"min_iou", "muon", "stop_at", "dropout"}
 
 

@@ -199,6 +199,10 @@ def test_the_two_largest_are_found_by_scores_where_sigmoids_are_all_one():
     logits = np.array([[18, 25, 22, -9, -9, -9, -9, -9, -9, -9]], np.float32)
     assert (mc.class_activations({"scores": logits}, CNN)[0, :3] == 1).all() and mc.top_two(logits).tolist() == [[1, 2]]
     assert mc.class_activations({"scores": scores}, TINY) is scores
+    third = np.log([[1.0, 3.0]])                                        # the logits of 1/2 and of 3/4
+    for model in mc.CNNS:
+        found = mc.class_activations({"scores": third}, dataclasses.replace(CNN, model=model))
+        np.testing.assert_allclose(found, [[0.5, 0.75]])
     assert mc.exact_match(np.array([[1, 2], [2, 1], [1, 3]]), np.array([[1, 2]] * 3)).tolist() == [True, True, False]
 
 

@@ -293,6 +293,24 @@ def test_evaluate_against_brute_force(model, monkeypatch):
     assert (found["toy_n"], found["toy_hits"]) == ([[2], [3], [1], [1], [0]], by_class)
 
 
+@pytest.mark.parametrize("model", TRAINED)
+def test_activations_are_those_of_capsules_or_a_cnns_probabilities(model):
+    out = {"scores": np.log([[1.0, 3.0, 4.0]]), "a": np.array([[0.2, 0.3, 0.4]])}
+    expected = [[1 / 8, 3 / 8, 1 / 2]]
+    if model in ("matrix-capsnet", "matrix-head"):
+        expected = out["a"]
+    if model in ("capsnet", "capsnet-shared"):
+        expected = out["scores"]
+    np.testing.assert_allclose(sn.class_activations(out, tiny(model)), expected)
+
+
+def test_the_spread_loss_of_tests_has_its_last_margin(monkeypatch):
+    """At equal activations it is four times 0.9 squared"""
+    monkeypatch.setattr(sn, "forward_shards", lambda *_: {"scores": np.zeros((2, 5))})
+    found = sn.evaluate({}, {"labels": np.array([1, 4])}, tiny("cnn-gap", loss="spread"), None)
+    assert found["loss"] == pytest.approx(4 * 0.81)
+
+
 def test_hits_are_counted_per_class_and_toy_by_hand():
     """Columns are the instances in ascending order; a class may lack one of them"""
     samples = {"labels": np.array([0, 0, 0, 4, 4]), "instances": np.array([5, 5, 2, 3, 3])}
