@@ -19,7 +19,7 @@ import smallnorb_novel_viewpoint as sn
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENTS, assert_refused, assert_same, run_offline, runs, toy, toy_flags
+from conftest import EXPERIMENTS, POSIX, assert_refused, assert_same, run_offline, runs, toy, toy_flags
 
 every_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
 
@@ -217,6 +217,17 @@ def test_a_file_is_written_whole_or_not_at_all(experiment, tmp_path, monkeypatch
     module.write_file(tmp_path / "a" / "b", None)
     assert path.read_bytes() == b"old" and {p.name for p in tmp_path.iterdir()} == {"home", "result", "a"}
     assert stat.S_IMODE(path.stat().st_mode) & 0o600 == 0o600 and not list((tmp_path / "a").iterdir())
+
+
+@POSIX
+@every_experiment
+def test_a_link_to_a_file_is_followed_not_replaced(experiment, tmp_path):
+    module, target, link = EXPERIMENTS[experiment], tmp_path / "a" / "result", tmp_path / "link"
+    module.write_file(target, b"old")
+    link.symlink_to(target)
+    module.write_file(link, b"new")
+    assert link.is_symlink() and target.read_bytes() == b"new"
+    assert {path.name for path in tmp_path.rglob("*")} == {"home", "a", "result", "link"}
 
 
 @pytest.mark.parametrize("error, code, said", [

@@ -140,6 +140,37 @@ def test_what_is_damaged_or_another_network_is_refused_by_name(file, request, sp
     assert fault in str(error.value) and "\n" not in str(error.value)
 
 
+def test_files_of_earlier_versions_load(file, request):
+    """They had arrays beside the groups, and the data's source among the settings"""
+    module = EXPERIMENTS[request.node.callspec.params["file"]]
+    expected, _ = module.load(file)
+    arrays = arrays_of(file) | {"history": np.zeros(3)}
+    np.savez(file, **with_meta({"source": "synthetic"})(arrays))
+    config, state = module.load(file)
+    assert config == expected and module.fits(state["params"], config)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_state_is_not_saved_with_the_settings_of_another(experiment, tmp_path):
+    module, (config, _) = EXPERIMENTS[experiment], toy(experiment)
+    other, _ = toy(experiment, model="cnn-gap" if experiment != runs.MULTI else "cnn")
+    with pytest.raises(module.InputError, match="this Config is not the one of this state"):
+        module.save(tmp_path / "net.npz", other, module.initial_state(config))
+    assert not (tmp_path / "net.npz").exists()
+
+
+def test_of_a_folder_of_several_runs_one_is_asked_for(file, request, tmp_path):
+    module = EXPERIMENTS[request.node.callspec.params["file"]]
+    for name in "b", "a":
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "weights.npz").write_bytes(file.read_bytes())
+    folder = tmp_path / "runs"
+    with pytest.raises(module.InputError) as error:
+        module.load(folder)
+    assert str(error.value) == f"{folder}: holds several runs. Give one of them: {folder / 'a'}, {folder / 'b'}"
+    module.load(folder / "a")
+
+
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_mistake_in_the_code_is_not_called_a_damaged_file(experiment, tmp_path, monkeypatch):
     module, (config, _) = EXPERIMENTS[experiment], toy(experiment)
