@@ -61,6 +61,19 @@ def test_digits_anywhere_keep_every_pixel_and_reach_every_place(rng):
     assert len(corners) == 38 * 39 and max(corners) == (37, 38)
 
 
+@pytest.mark.parametrize("task, side, corner", [("affnist", 40, 6), ("mnist", 28, 0)])
+def test_images_for_predictions_are_placed_at_the_center(task, side, corner):
+    """A digit's first pixel, or a whole canvas as it is"""
+    config = ac.Config(task=task)
+    assert set(ac.image_shapes(config)) == {(side, side), (28, 28)}
+    for shape, at in ((28, 28), corner), ((side, side), 0):
+        image = np.zeros((1, *shape), np.uint8)
+        image[0, 0, 0] = 255
+        prepared = ac.prepare_images(image, config)
+        assert prepared.shape == (1, side, side) and prepared.dtype == np.float32
+        assert np.argwhere(prepared).tolist() == [[0, at, at]] and prepared.max() == 1
+
+
 # ---------------------------------------------------------------- affine transformations
 
 def test_matrices_by_hand():

@@ -94,6 +94,32 @@ def test_validation_images_are_a_twelfth(script, tmp_path):
     assert multi_figures.prediction_label(run, (0, 1), (2, 3)) == "predicted\nshirt +\nshoe\n\ntrue bag + hat"
 
 
+def test_validation_images_of_sorted_files_are_of_all_classes(script, tmp_path):
+    """A twelfth of 50 is 5, rounded up"""
+    write_data(tmp_path, 2, n=50)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", np.repeat([0, 1], 25))
+    data = script.read_idx_folder(tmp_path)
+    assert len(data["val"][1]) == 5 and set(data["val"][1]) == {0, 1}
+
+
+@pytest.mark.parametrize("train, test, expected", [
+    ([1, 2, 3], [1, 2, 3], [0, 1, 2]), ([1, 2], [0, 1, 2], [0, 1, 2]), ([0, 1, 2], [1, 2], [1, 2])])
+def test_labels_begin_at_1_if_no_file_has_a_0(script, tmp_path, train, test, expected):
+    write_data(tmp_path, 3)
+    write_idx(tmp_path / "train-labels-idx1-ubyte", np.resize(train, 48))
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.resize(test, 12))
+    data = script.read_idx_folder(tmp_path)
+    assert sorted(set(data["test"][1])) == expected and data["n_classes"] == 3
+
+
+@pytest.mark.parametrize("folder", ["mnist", "synthetic"])
+def test_files_in_a_folder_of_that_name_are_not_taken_for_mnist(script, tmp_path, folder):
+    write_data(tmp_path / folder)
+    data = script.read_idx_folder(tmp_path / folder)
+    assert data["source"] == f"{folder}-files"
+    assert script.data_name(data["source"]) == f"images of {folder}-files"
+
+
 def test_a_part_of_other_data_has_all_classes(tmp_path):
     """Also of files that are sorted by class; of MNIST they are the first"""
     data = {"source": "mine", "test": (np.zeros((300, 28, 28), np.uint8), np.repeat(np.arange(3, dtype=np.uint8), 100))}

@@ -179,6 +179,28 @@ def test_synthetic_digits_look_like_mnist(script):
         assert np.array_equal(factor, again[2][name]) and len(factor) == 400 and np.std(factor) > 0
 
 
+def test_the_pen_is_as_fast_everywhere_and_lifting_it_adds_no_length(script):
+    """112 positions on two straight lines of 1.98, from the first's start to the second's end"""
+    points, basis = script.stroke_basis("0000 0099 | 9900 9999", 5)
+    np.testing.assert_allclose(points, [[-1, -1], [-1, 0.98], [0.98, -1], [0.98, 0.98], [0, 0]])
+    x, y = (basis @ points).T
+    length = np.arange(112) * 2 * 1.98 / 111
+    np.testing.assert_allclose(x, np.where(length <= 1.98, -1, 0.98), atol=1e-9)
+    np.testing.assert_allclose(y, np.where(length <= 1.98, length - 1, length - 1.98 - 1), atol=1e-9)
+
+
+def test_the_stroke_is_the_mean_width_of_the_pen(script, monkeypatch):
+    """It varies along a stroke, whose rim is 1 to 1.6 px wide"""
+    seen = []
+    render = script.render_strokes
+    monkeypatch.setattr(script, "render_strokes", lambda *how: seen.append(how) or render(*how))
+    _, _, factors = script.synthesize_digits(300, 0)
+    _, width, edge, pressure = (np.concatenate(parts) for parts in zip(*seen))
+    np.testing.assert_allclose(width, factors["stroke"], rtol=1e-6)
+    np.testing.assert_allclose(pressure.mean(1), 1)
+    assert 0.2 < np.ptp(pressure, 1).max() < 0.81 / 0.6 and 1 <= edge.min() < 1.1 < 1.5 < edge.max() <= 1.6
+
+
 def test_factors_of_the_synthetic_digits_mean_what_they_say(script):
     """Within a class: slant leans the ink right, counter-clockwise rotation leans it left, a wide stroke makes more
     ink."""

@@ -75,6 +75,17 @@ def test_placements_and_partners_are_uniform(digits):
         mc.generate_multimnist(digits["train"][0][:3], np.array([4, 4, 4]), 2, np.random.default_rng(0))
 
 
+def test_images_for_predictions_are_placed_at_the_center():
+    """A digit's first pixel, 4 px from the edges of the canvas; a whole composite as it is"""
+    for shape, corner in ((28, 28), 4), ((36, 36), 0):
+        assert shape in mc.image_shapes(TINY)
+        image = np.zeros((1, *shape), np.uint8)
+        image[0, 0, 0] = 255
+        prepared = mc.prepare_images(image, TINY)
+        assert prepared.shape == (1, 36, 36) and prepared.dtype == np.float32
+        assert np.argwhere(prepared).tolist() == [[0, corner, corner]] and prepared.max() == 1
+
+
 def drawn(stream):
     """Return all pairs of a stream, {name: array}"""
     chunks = list(stream)
