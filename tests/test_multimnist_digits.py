@@ -203,7 +203,7 @@ def test_the_stroke_is_the_mean_width_of_the_pen(script, monkeypatch):
 
 def test_factors_of_the_synthetic_digits_mean_what_they_say(script):
     """Within a class: slant leans the ink right, counter-clockwise rotation leans it left, a wide stroke makes more
-    ink."""
+    ink, aspect makes it wider than high; styles are counted from 0."""
     images, labels, factors = script.synthesize_digits(400, 0)
     y, x = np.mgrid[:28, :28] - 14.0
     ink, (xy, yy) = images.astype(float), ((images * moment).sum((1, 2)) for moment in (x * y, y * y))
@@ -212,3 +212,9 @@ def test_factors_of_the_synthetic_digits_mean_what_they_say(script):
     slant, rotation, _ = np.linalg.lstsq(causes, -xy / yy, rcond=None)[0][10:]
     assert 0.6 < slant < 1.2 and -1.4 < rotation < -0.6
     assert np.linalg.lstsq(causes, ink.mean((1, 2)), rcond=None)[0][12] > 5
+    causes = np.column_stack([classes, np.log(factors["aspect"])])
+    widths = np.log(np.sqrt((ink * x * x).sum((1, 2)) / yy))            # standard deviations of ink, per height
+    assert 0.5 < np.linalg.lstsq(causes, widths, rcond=None)[0][10] < 1.2
+    n_styles = np.bincount([digit for digit, *_ in script.GLYPHS])[labels]
+    assert (factors["style"] >= 0).all() and (factors["style"] < n_styles).all()
+    assert all(factors["style"][labels == digit].min() == 0 for digit in range(10))
