@@ -180,6 +180,14 @@ def test_controls_have_the_size_of_the_capsules_without_their_decoder(model, of,
     assert ac.matched_width(config) == min(range(1, 600), key=lambda width: abs(size_of(config, width=width) - wanted))
 
 
+@pytest.mark.parametrize("model, most, width", [("cnn-gap", 88, 3), ("cnn-dense", 400, 1), ("cnn", 206, 1)])
+def test_a_cnn_that_is_larger_with_a_single_unit_is_refused(model, most, width, few_units):
+    few_units.undo()
+    assert ac.matched_width(ac.Config(model=model, conv1_channels=most)) == width
+    with pytest.raises(ac.InputError, match="--conv1-channels: this CNN is larger than the capsule network"):
+        ac.matched_width(ac.Config(model=model, conv1_channels=most + 1))
+
+
 WEIGHTS = {                        # model, preset: of the convolutions and of the matrices
     ("capsnet-shared", "deep"): {
         "conv1_w": (1, 3, 3, 16), "conv2_w": (3, 3, 16, 16), "conv3_w": (3, 3, 16, 64), "conv4_w": (3, 3, 64, 64),
@@ -245,6 +253,23 @@ def test_activations_are_lengths_or_a_cnns_probabilities(model):
     scores = np.log([[1.0, 3.0, 4.0]])
     expected = scores if model in ("capsnet-shared", "capsnet", "vector-gap", "vector-gmp") else [[1 / 8, 3 / 8, 1 / 2]]
     np.testing.assert_allclose(ac.class_activations({"scores": scores}, tiny(model)), expected)
+
+
+@pytest.mark.parametrize("given, keys", [
+    ({}, ["familiar", "any_position", "centered", "affine"]),
+    ({"train_shift": "full"}, ["familiar", "centered", "affine"]),
+    ({"affnist_dir": "x"}, ["familiar", "any_position", "centered", "affine", "real_affine"]),
+    ({"task": "mnist"}, ["test"]), ({"task": "images"}, ["test"])], ids=str)
+def test_test_sets_are_those_of_the_task(given, keys, monkeypatch):
+    """Digits at any position are no other test of a network that is trained on these; affNIST's own are read only if
+    their folder is given"""
+    monkeypatch.setattr(ac, "evaluate", lambda weights, digits, *_: digits)
+    monkeypatch.setattr(ac, "read_affnist", lambda folder: "real")
+    monkeypatch.setattr(ac, "stream_digits", lambda data, config, kind: kind)
+    found = ac.evaluate_test({}, {}, ac.Config(**given), None)
+    assert list(found) == keys
+    kinds = {"familiar": "test", "real_affine": "real"}
+    assert found == {key: kinds.get(key, key) for key in keys}
 
 
 def test_results_name_the_metrics_of_each_test_set_by_hand():
