@@ -227,6 +227,14 @@ def test_images_are_padded_with_background(channels):
     np.testing.assert_array_equal(padded, expected)
 
 
+@pytest.mark.parametrize("accuracy, reached, stops", [
+    (0.5, [0.25, 0.5], True), (0.5, [0.75, 0.25], True), (0.5, [0.25, 0.375], False), (0.5, [], False),
+    (0.0, [0.25, 1.0], False)])
+def test_an_accuracy_is_reached_if_an_epoch_had_it_or_more(accuracy, reached, stops):
+    """0: train all epochs"""
+    assert ac.has_reached(accuracy, [{"val_accuracy": one} for one in reached]) == stops
+
+
 def test_stopping_at_an_accuracy(digits):
     config = tiny("cnn-gap", width=0, padding=0, n_epochs=10, lr=1e-2, warmup=0, stop_at=0.3, train_shift="0")
     state = ac.train(config, digits)
