@@ -333,6 +333,9 @@ def test_a_run_goes_on_with_its_own_command_and_data_only(experiment, tmp_path):
     for other in others:
         with pytest.raises(module.InputError, match="on other images or classes than are given now"):
             module.begin(folder, config, other, None)
+    module.save(folder / "weights.npz", config, module.without_moments(state))
+    with pytest.raises(module.InputError, match="its weights have no moments of the optimizer. Start another"):
+        module.begin(folder, config, data, None)
 
 
 @pytest.mark.parametrize("experiment", [runs.MULTI, runs.AFF])
