@@ -962,6 +962,7 @@ class Check:
             self.unnamed_gradient or self.stops_found or self.unreached) else "agrees"
         report.verdict = "WRONG"
         if other:
+            report.verdict, report.reason = "DIFFERS", f"with its axes in this order. {other.rstrip('.')}"
             report.say(f"DIFFERS, with its axes in this order. {other}")
             if not chosen:
                 return

@@ -94,6 +94,8 @@ def main(argv=None):
         print(json.dumps(asdict(report), indent=1))
     elif args.quiet:
         why = ", ".join(filter(None, (*report.mistakes, report.reason)))
+        if report.verdict == "DIFFERS":                        # the mistakes are those of the other order
+            why = report.reason
         allowed = " (allowed)" if report.allowed and report.passed else ""
         print(f"{args.target}: {report.verdict}{': ' if why else ''}{why}{allowed}")
     else:

@@ -37,6 +37,9 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
     if kind not in INTERFACES:
         raise Unusable(f"kind {kind!r}: write one of {', '.join(INTERFACES)}")
     interface, lambdas = INTERFACES[kind], None if lambdas is None else [float(x) for x in lambdas]
+    for name, given, example in ("axes", axes, '{"u_hat": "JNIE"}'), ("sizes", sizes, '{"I": 1152}'):
+        if given and not isinstance(given, dict):
+            raise Unusable(f"{name}: write a dict, such as {name}={example}")
     fixed, is_loss = axes or {}, "loss" in kind
     check_axes(fixed, interface)
     allow = [allow] if isinstance(allow, str) else allow
@@ -64,11 +67,13 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
     function = fresh()
     if kind == "dynamic" and (flag := flag_of_a_loss(function)):
         raise Unusable(f"{target} seems to be a loss, by the names of its arguments. Add {flag}")
+    if flag := flag_of_a_layer(function, kind):
+        raise Unusable(f"{target} takes other arguments than dynamic routing's u_hat and n_iters. {flag}")
     counted = kind == "margin-loss" or takes_a_count(function, interface)
     if not counted and len(cases) > 1:
         raise Unusable(f"{target} has no argument for the margin m. Say which it has, such as: --m 0.2" if is_loss else
                        f"{target} has no argument for the number of iterations. Say how many it runs, such as: "
-                       "--iterations 3")
+                       "--iterations 3" + ". If it is route(u_hat, n_iters), leave --layer out" * (kind == "layer"))
     frameworks = [framework] if framework else ["torch", "numpy"] if "torch" in sys.modules else ["numpy"]
     count = None
     if kind != "margin-loss" and counted:
@@ -138,6 +143,21 @@ def flag_of_a_loss(function):
     if not any(len(name) > 2 and not name.startswith(("n_", "num")) and calls.is_target(name) for name in names):
         return None
     return {2: "--margin-loss", 3: "--spread-loss"}.get(len(names))
+
+
+def flag_of_a_layer(function, kind):
+    """Return what to do about a function with as many arguments as another kind has, "" if it has its own"""
+    try:
+        parameters = calls.signature_of(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    needed = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+              and p.default is p.empty]
+    if kind == "dynamic" and len(needed) == 3:
+        return "If it is a layer(u, W, n_iters), add --layer"
+    if kind == "dynamic" and len(needed) == 5:
+        return "If it is EM routing (V, a, beta_u, beta_a, lambdas), add --em"
+    return ""
 
 
 def count_last(fresh, interface):

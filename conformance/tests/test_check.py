@@ -736,7 +736,7 @@ def em(V, a, beta_u, beta_a, n_iters):
     ("def route(u_hat):\n    return u_hat.sum(1)\n", (), "Say how many it runs, such as: --iterations 3"),
     ("import nowhere_to_be_found\ndef route(u_hat, n_iters):\n    pass\n", (), "imports nowhere_to_be_found"),
     ("def route(:\n", (), "cannot be imported: SyntaxError"),
-    (EM, (), "missing 3 required positional arguments: 'beta_u', 'beta_a', and 'lambdas'. It is called with (u_"),
+    (EM, (), "add --em"),
     (LOSS, (), "seems to be a loss, by the names of its arguments. Add --margin-loss"),
     (SPREAD, (), "Add --spread-loss"),
     ("import numpy as np\ndef route(lengths, labels):\n    return (lengths * np.eye(10)[labels]).sum()\n",

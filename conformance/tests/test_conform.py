@@ -1,6 +1,8 @@
 """assert_conforms and the flags of the command: verdicts, what is allowed, JSON, one line, a required gradient."""
 import json
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,6 +212,49 @@ def test_a_class_leads_to_the_recipe_of_its_framework(module, recipe):
     base = type("Module", (), {"__module__": module})
     with pytest.raises(ValueError, match=recipe):
         assert_conforms(type("Caps", (base,), {}))
+
+
+BATCH_SECOND = """
+import numpy as np
+def route(u_hat, n_iters):                                     # (J, N, I, E)
+    b = np.zeros(u_hat.shape[:3])
+    for _ in range(n_iters):
+        c = np.exp(b) / np.exp(b).sum(0)
+        s = (c[..., None] * u_hat).sum(2)
+        square = (s * s).sum(-1, keepdims=True)
+        v = s * square / (1 + square) / np.sqrt(square + 1e-300)
+        b = b + (u_hat * v[:, :, None]).sum(-1)
+    return v
+"""
+
+
+def test_one_line_does_not_call_another_order_of_the_axes_wrong(run):  # noqa: F811
+    code, text = run(BATCH_SECOND, "--quiet")
+    assert code == 1 and text.strip().endswith("add: --axes u_hat=JNIE")
+    assert ": DIFFERS: " in text and "WRONG" not in text
+    assert json.loads(run(BATCH_SECOND, "--json")[1])["verdict"] == "DIFFERS"
+    assert run(BATCH_SECOND, "--quiet", "--axes", "u_hat=JNIE")[0] == 0
+
+
+def test_a_function_of_another_kind_leads_to_its_flag(run):  # noqa: F811
+    three = "def route(u, W, n_iters):\n    return u"
+    assert "add --layer" in run(three)[1] and "add --em" in run("def route(V, a, beta_u, beta_a, lambdas): pass")[1]
+    assert "leave --layer out" in run(ROUTE, "--layer", "--iterations", "1", "2")[1]
+
+
+def test_axes_and_sizes_are_dicts():
+    with pytest.raises(ValueError, match="axes: write a dict"):
+        assert_conforms(lambda u, W, n_iters: u, kind="layer", axes="W=JIDE")
+    with pytest.raises(ValueError, match="sizes: write a dict"):
+        assert_conforms(lambda u_hat, n_iters: u_hat, sizes=["I=9"])
+
+
+def test_numpy_that_is_missing_is_named():
+    """python3 -S has no packages"""
+    program = [sys.executable, "-S", "-I", str(Path(command.__file__).parents[1] / "check.py"), "mine.py:route"]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: the check needs NumPy.")
+    assert "Traceback" not in done.stderr
 
 
 def test_the_header_of_a_spread_loss_has_the_users_order(run):  # noqa: F811
