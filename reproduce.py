@@ -218,7 +218,7 @@ def compare(measures, ours, published, say):
                 if half == half and word != "identical":
                     word += f"; 95% of new seeds lie in {shown([mean - half], part)} to {shown([mean + half], part)}"
                 if other and value * mean:
-                    word += f"; {'same' if value * mean > 0 else 'other'} sign as published"
+                    word += f"; its sign is {'that' if value * mean > 0 else 'not that'} of the published mean"
                 same = f", this seed {shown([known[seed]], part)}" if seed in known else ""
                 say(f"{text}  published {shown(list(known.values()), part)} (n = {len(known)}){same}\n{'':38}{word}")
     return agreeing, compared

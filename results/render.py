@@ -449,6 +449,13 @@ def excluded(verdict, one):
             "undecided": f"both 0 and {paper} are possible"}[verdict]
 
 
+def is_tuned_more(tried):
+    """Return whether the capsules' configurations, the first of two, are more than the control's, so that
+    a test in which capsules are ahead does not qualify. None: not recorded, which counts as more"""
+    ours, control = tried
+    return ours is None or control is not None and ours > control
+
+
 def verdict_cell(results, name):
     """Return what README's table says of a verdict: the verdict, and why it is no other one"""
     one = claims.BY_NAME[name]
@@ -458,7 +465,10 @@ def verdict_cell(results, name):
         return f"{said}: the nearest tests differ"
     if why.startswith("no nearest test") and found.n < rule.LEAST_SEEDS:
         seeds = "planned seed" if found.n == 1 else "planned seeds"
-        return f"{said}: {found.n or 'no'} {seeds}, {rule.LEAST_SEEDS} needed"
+        text = f"{said}: {found.n or 'no'} {seeds}, {rule.LEAST_SEEDS} needed"
+        if not one.is_accuracy and is_tuned_more(found.tried):
+            text += f"; tuned more ({found.tried[0]} to {found.tried[1]})"
+        return text
     if why.startswith("no nearest test") and found.lacks:
         return f"{said}: no interval over toys yet"
     if why.startswith("no nearest test"):
@@ -608,7 +618,7 @@ def results_log(results, experiment):
             "by `python3 results/render.py`. Each line of these files holds a run's settings, versions, machine and "
             "history.",
             "Mean \u00b1 95% t interval over seeds; after a slash, half the width of the 95% interval of one run, from "
-            "its test images. For one seed, that interval is in parentheses. N of M: N of M planned seeds have been "
+            "its test images. For one seed, that interval is in parentheses. N of M: N of M listed seeds have been "
             "run. A run with `--stop-at` that does not reach its accuracy is not in the means. A row on a trained "
             "network gives the minutes of its training, on as many threads as its settings say. Flags are those of "
             f"`{experiment}.py`, without `--seed`; `{{run}}` is the folder of the run that a row comes after."]

@@ -107,7 +107,7 @@ def test_two_results_are_made_and_compared_with_the_published_ones(check, monkey
     assert [line for line in again.splitlines() if line.startswith("  ") and "yours" in line] == lines
     code, out, _ = check("toy", "--seeds", "0,77")
     assert code == 0 and "2 of 4 runs to do" in out and "(seed 77)" in out
-    assert re.search("new seeds lie in .* sign as", out)
+    assert re.search("new seeds lie in .* sign is", out)
     assert len(list(tmp_path.glob("runs/reproduce/*/*/*/*-77/metrics.json"))) == 2
 
 

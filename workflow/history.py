@@ -89,8 +89,8 @@ HISTORY = {
             (0, 1, 2), 3,
             "P 963dff7, 0b1e2cb (0-2) < R e88d638, 15caf31. P 04b0a38 (0-9) < R 1884d61 (all "
             "ten anew). Captions silent",
-            "3 (dense head); its tuning to 22 is under way: 9 done (28b2ca7 docs table, "
-            "c103f9d; plans.md 17b8afa, 4a8e6b7)"),
+            "3 (dense head) (28b2ca7 docs table, c103f9d); tuned with 22 it is another row, "
+            "control/cnn-tuned (plans.md 17b8afa, 4a8e6b7)"),
         "control/cnn-head-gap": History(
             (0, 1, 2, 3, 4), 0,
             "P fb88917 (0-4) < R cc9153c (0-4), which extends P to 0-9 < R e99c7a5 (5-9). An "
