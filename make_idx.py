@@ -3,24 +3,32 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0", "imageio>=2.31.0"]
 # ///
-"""Make a data set of your own: turn pictures, arrays or other files into four files like MNIST's in OUT, which the
-digit experiments train on; or, with --as images, into four files of images of any kind for affnist_capsnet.py.
+"""Make a data set of your own: turn pictures, arrays or other files into four files like MNIST's in OUT. Drawings
+become digits, which all experiments for digits train on; other pictures become images as they are, gray or in color,
+for affnist_capsnet.py --task images.
 
 DATA is one of these, or several of its files. "train", "test" or "val" in the name of a folder, file or array says
 which part of the data it holds:
   - a folder of PNG or JPEG files with a folder for each class, also below train/ and test/
   - four idx files: MNIST's, EMNIST's, QMNIST's; their folder, torchvision's folder, or FOLDER/PREFIX of their names
   - CSV files: in each row a label and then the gray levels
-  - .npz or .npy files of images and labels, as Keras's mnist.npz
+  - .npz or .npy files of images and labels, as Keras's mnist.npz and MedMNIST's files
+  - CIFAR-10, for Python or binary: its folder, or torchvision's; SVHN's train_32x32.mat and test_32x32.mat (needs
+    SciPy)
 
-Each picture becomes gray, light on dark, scaled so that its ink fits into 20x20 px, and moved so that the ink's center
-of mass lies at the center of 28x28 px, as MNIST's digits are. A frame or box around the ink is left out. Images of
-28x28 px that are light on dark stay as they are, unless --center is given. Where no part is for testing, a seventh of
-each class is. The order is mixed, except that of MNIST itself.
+A picture is taken for a drawing if it has one color on plain paper that covers more than half of it and of its edge. If
+more than half of up to 100 of the pictures are drawings, all become digits, else images. --as digits and --as images
+choose otherwise.
 
-With --as images --side N each picture keeps its colors (--gray: it does not) and its background. It is cropped to the
-square in its middle and scaled to N x N px. Arrays keep their channels, at most four. Train on such a data set with
-affnist_capsnet.py --task images.
+Digits: each picture becomes gray, light on dark, scaled so that its ink fits into 20x20 px, and moved so that the
+ink's center of mass lies at the center of 28x28 px, as MNIST's digits are. A frame or box around the ink is left out.
+Images of 28x28 px that are light on dark stay as they are, unless --center is given.
+
+Images: each picture keeps its colors (--gray: it does not) and its background. It is cropped to the square in its
+middle and scaled to --side N px (default: their own side, if all are squares of 20 to 64 px, else 32). Arrays keep
+their channels, at most four. Train on such a data set with affnist_capsnet.py --task images.
+
+Where no part is for testing, a seventh of each class is. The order is mixed, except that of MNIST itself.
 
 In Python, make does the same with arrays:
 
@@ -36,6 +44,7 @@ In Python, make does the same with arrays:
 import collections
 import dataclasses
 import hashlib
+import itertools
 import os
 import re
 import string
@@ -68,7 +77,18 @@ from lab.data import (
     visible,
     write_files,
 )
-from lab.images import arrays_to_images, in_words, is_colorful, picture_to_image
+from lab.datasets import CIFAR_FILE, SVHN_EXTRA, SVHN_FILE, is_cifar, read_cifar, read_svhn
+from lab.images import (
+    LOOKED_AT,
+    MOST,
+    USUAL_SIDE,
+    arrays_to_images,
+    in_words,
+    is_colorful,
+    is_drawing,
+    looked_at,
+    picture_to_image,
+)
 from lab.messages import InputError, Parser, Progress, command_line, counted, run_cli
 from lab.tables import LABELS, read_bytes, read_names, read_table
 
@@ -87,10 +107,13 @@ EMNIST = {26: string.ascii_uppercase, 47: string.digits + string.ascii_uppercase
 OBJECTS = "Object arrays"          # in NumPy's message on arrays of Python objects
 WITH_CHANNELS = *(name.replace("idx3", "idx4") for name in MNIST if "idx3" in name),    # files of images with channels
 WRITTEN = *MNIST, *WITH_CHANNELS, "labels.txt", "test-files.txt"       # the names of all files in OUT
-IN_COLOR = "in color, and turned into gray digits; to keep what it shows: --as images --side 32"
+IN_COLOR = "in color, and turned into gray digits; to keep what it shows: --as images"
 
-# Images of a part of a data set: part, "train", "test", "val" or "" (not said); images (n, 28, 28) uint8; labels, n
-# names; files, n names of pictures, or None
+# What was read of a part of a data set. part: "train", "test", "val" or "" (not said); images: an array, or a list of
+# images or of the paths of pictures; labels: n, of any kind; where: the file or folder, or what messages call it;
+# files: of pictures, their n names, else None; kind: "images" of a data set that is known for such, else ""
+Given = collections.namedtuple("Given", "part images labels where files kind", defaults=(None, ""))
+# The same, as images of the data set: images (n, 28, 28) or of another size uint8; labels: n names
 Chunk = collections.namedtuple("Chunk", "part images labels files")
 
 
@@ -98,21 +121,19 @@ Chunk = collections.namedtuple("Chunk", "part images labels files")
 class How:
     """How pictures and arrays become images: as digits, or as they are but for their size. Raise InputError for what
     does not go together"""
-    kind: str = ""                 # digits, images or "", not said: as digits
+    kind: str = "digits"           # or images
     center: bool = False           # of digits: center also images of 28x28 px that are light on dark
     side: int = None               # of images, px
     gray: bool = False             # of images: without their colors
+    reason: str = ""               # why this program chose the kind; "" if it was given
 
     def __post_init__(self):
-        if self.kind not in ("", "digits", "images"):
+        if self.kind not in ("digits", "images"):
             raise InputError(f"--as {self.kind}: must be digits or images")
         if self.kind == "images":
             if self.center:
                 raise InputError("--center: is for --as digits. Leave it out")
-            if self.side is None:
-                raise InputError(f"--as images: needs --side N, from {LEAST_SIDE} to {LARGEST_SIDE} px, such as --side "
-                                 "32")
-            if not LEAST_SIDE <= self.side <= LARGEST_SIDE:
+            if self.side is not None and not LEAST_SIDE <= self.side <= LARGEST_SIDE:
                 raise InputError(f"--side {self.side}: must be from {LEAST_SIDE} to {LARGEST_SIDE}")
         elif self.side is not None or self.gray:
             raise InputError("--side and --gray: are for --as images. Give that, too, or leave them out")
@@ -123,7 +144,7 @@ class How:
             return picture_to_image(path, self.side, self.gray)
         pixels, is_deep = read_pixels(path)
         image, noticed = mnist_of(gray_levels(pixels, is_deep), self.center)
-        if self.kind == "" and not is_deep and is_colorful(pixels):
+        if self.reason and not is_deep and is_colorful(pixels):
             noticed = {*noticed, IN_COLOR}
         return image, noticed
 
@@ -135,12 +156,54 @@ class How:
 
     def in_words(self):
         """Return what is said of all images"""
+        said, other = "as digits: gray, light on dark, the ink at the center of 28x28 px", "images"
         if self.kind == "images":
-            return f"as images of {self.side}x{self.side} px, cropped and scaled, otherwise as they are"
-        return "as digits: gray, light on dark, the ink at the center of 28x28 px (others: --as images --side 32)"
+            said = f"as images of {self.side}x{self.side} px, cropped and scaled, otherwise as they are"
+            other = "digits"
+        return f"{said}, since {self.reason} (otherwise: --as {other})" if self.reason else said
 
 
-DIGITS = How()
+def how_given(kind, center, side, gray):
+    """Return the How of what was given, or None if the kind is not said and does not follow. Raise InputError for what
+    does not go together"""
+    if kind == "" and not center and side is None and not gray:
+        return None
+    return How(kind or "digits", center, side, gray)
+
+
+def decided(how, found):
+    """Return a How whose kind and side are decided. how: a How, or None if the kind was not given. found: the Givens,
+    which are looked at"""
+    if how is None and any(given.kind for given in found):
+        how = How("images", reason="CIFAR-10 and SVHN are such")
+    if how is None:
+        seen = seen_of(found)
+        n = sum(map(is_drawing, seen))
+        is_digits = n > MOST * len(seen) or not seen
+        how = How("digits" if is_digits else "images",
+                  reason=f"{n} of {counted(len(seen), 'image')} looked at are drawings in one color on plain paper")
+    if how.kind == "images" and how.side is None:
+        how = dataclasses.replace(how, side=own_side(found))
+    return how
+
+
+def seen_of(found):
+    """Return what is looked at of all Givens together, as looked_at returns it: about LOOKED_AT images, of each Given
+    in proportion to its number of images, but at least one"""
+    numbers = [len(given.images) if hasattr(given.images, "__len__") else 0 for given in found]
+    seen = []
+    for given, n in zip(found, numbers):
+        share = n / max(1, sum(numbers))
+        seen += looked_at(given.images, max(1, round(LOOKED_AT * share)))
+    return seen
+
+
+def own_side(found):
+    """Return the side of images, px: their own if all that are looked at are square, of one size and of use, else
+    USUAL_SIDE"""
+    shapes = {colors.shape[:2] for colors in seen_of(found)}
+    height, width = shapes.pop() if len(shapes) == 1 else (0, 0)
+    return height if height == width and LEAST_SIDE <= height <= LARGEST_SIDE else USUAL_SIDE
 
 
 # -------------------------------------------------------------- names
@@ -202,8 +265,8 @@ def names_of(labels):
 
 # -------------------------------------------------------------- folders
 
-def read_folder(folder, progress, how=DIGITS):
-    """Yield the Chunks in a folder. how: a How. Raise InputError for what cannot be read"""
+def read_folder(folder):
+    """Yield the Givens in a folder. Raise InputError for what cannot be read"""
     folder = innermost(folder)
     inside = visible(folder)
     split = [path.name for path in inside if "\\" in path.name and path.is_file()]
@@ -212,12 +275,18 @@ def read_folder(folder, progress, how=DIGITS):
         raise InputError(f"{folder}: has folders within names of files, such as {split[0]}: a program on Windows made "
                          "the archive. Unpack it with: unzip ARCHIVE.zip -d FOLDER")
     if any(IDX_NAME.fullmatch(path.name) for path in inside):
-        yield from read_idx_files(folder, "", how)
+        yield from read_idx_files(folder, "")
+        return
+    published = [path for path in inside if is_published(path)]
+    if published:
+        if (folder / SVHN_EXTRA).is_file():
+            Progress().say(f"note: {folder}: {SVHN_EXTRA} is left out. To add it, name all three files")
+        yield from read_files(published)
         return
     folders = [path for path in inside if path.is_dir()]
     files = [path for path in inside if ARRAYS.search(path.name)]
     if files and not folders:
-        yield from read_files(files, how)
+        yield from read_files(files)
         return
     parts = [(part_of(path.name), path) for path in folders]
     split = [(part, path) for part, path in parts if part and any(below.is_dir() for below in visible(path))]
@@ -225,50 +294,44 @@ def read_folder(folder, progress, how=DIGITS):
         raise InputError(f"{folder}: {', '.join(path.name for path in folders)} hold no folders of classes. Put the "
                          "pictures of each class into a folder of its own")
     for part, path in split or [("", folder)]:
-        yield from read_classes(path, part, folder, progress, how)
+        yield from read_classes(path, part, folder)
+
+
+def is_published(path):
+    """Return whether a path is a file of CIFAR-10 or of SVHN's cropped digits"""
+    return path.is_file() and any(name.fullmatch(path.name) for name in (CIFAR_FILE, SVHN_FILE))
 
 
 def innermost(folder):
-    """Return the folder that holds the data: a folder's only folder, or torchvision's NAME/raw. Raise InputError if
-    there are several"""
+    """Return the folder that holds the data: a folder's only folder, torchvision's NAME/raw, or CIFAR-10's. Raise
+    InputError if there are several"""
     while True:
         inside = visible(folder)
-        raw = [path / "raw" for path in [folder, *inside] if (path / "raw").is_dir()
-               and any(IDX_NAME.fullmatch(file.name) for file in (path / "raw").iterdir())]
-        if len(raw) > 1:
-            raise InputError(f"{folder}: holds several data sets. Give one of them, such as {raw[0]}")
-        if raw:
-            return raw[0]
+        found = [path / "raw" for path in [folder, *inside] if (path / "raw").is_dir()
+                 and any(IDX_NAME.fullmatch(file.name) for file in (path / "raw").iterdir())]
+        found += [path for path in inside if path.is_dir() and is_cifar(path)]
+        if len(found) > 1:
+            raise InputError(f"{folder}: holds several data sets. Give one of them, such as {found[0]}")
+        if found:
+            return found[0]
         folders = [path for path in inside if path.is_dir()]
-        has_data = any(IDX_NAME.fullmatch(path.name) or ARRAYS.search(path.name) for path in inside)
+        has_data = any(IDX_NAME.fullmatch(path.name) or ARRAYS.search(path.name) or is_published(path)
+                       for path in inside)
         if has_data or len(folders) != 1 or any(path.suffix.lower() in ENDINGS for path in visible(folders[0])):
             return folder
         folder = folders[0]
 
 
-def read_classes(folder, part, root, progress, how=DIGITS):
-    """Yield a Chunk of each class: of the pictures of each folder in a folder. root: files are named from there"""
-    notes, n_pictures = collections.Counter(), 0
+def read_classes(folder, part, root):
+    """Yield a Given of each class: of the paths of the pictures of each folder in a folder. root: files are named from
+    there"""
     for of_class in [path for path in visible(folder) if path.is_dir()]:
-        paths, images = [path for path in visible(of_class) if path.suffix.lower() in ENDINGS], []
-        for k, path in enumerate(paths):
-            progress.step(f"{of_class}: {k} of {len(paths)} pictures read")
-            try:
-                image, noticed = how.picture(path)
-            except InputError as error:
-                kept = "" if how.kind == "images" else ", or keep pictures as they are: --as images --side 32"
-                raise InputError(f"{path}: {error}. Mend or remove this file{kept}") from None
-            images.append(image)
-            notes.update(noticed)
-        if not images:
+        paths = [path for path in visible(of_class) if path.suffix.lower() in ENDINGS]
+        if not paths:
             raise InputError(f"{of_class}: has 0 PNG or JPEG files. Give at least {MIN_IMAGES} of each class, or "
                              "remove this folder")
-        if how.kind != "images":
-            notes[LEFT] += int((~is_like_mnist(np.stack(images))).sum())
-        n_pictures += len(images)
         files = [path.relative_to(root).as_posix() for path in paths]
-        yield Chunk(part, np.stack(images), [composed(of_class.name)] * len(images), files)
-    say_notes(progress, folder, +notes, n_pictures)
+        yield Given(part, paths, [composed(of_class.name)] * len(paths), folder, files)
 
 
 def say_notes(progress, where, notes, n_images):
@@ -292,8 +355,8 @@ def left_out(folder, used):
 
 # -------------------------------------------------------------- files
 
-def read_idx_files(folder, prefix, how=DIGITS):
-    """Yield the Chunks of the idx files in a folder whose names begin with a prefix. EMNIST, recognized by these names,
+def read_idx_files(folder, prefix):
+    """Yield the Givens of the idx files in a folder whose names begin with a prefix. EMNIST, recognized by these names,
     is stored transposed. The names of the classes are those of a labels.txt, if the folder has one"""
     found, prefixes, arrays = collections.defaultdict(dict), set(), {}
     for path in visible(folder):
@@ -326,7 +389,7 @@ def read_idx_files(folder, prefix, how=DIGITS):
                 raise InputError(f"{folder}: has labels from {first} to {last}, and labels.txt has "
                                  f"{counted(len(known), 'name')}. Give one a line for labels from 0 or 1, or remove it")
             names = [known[label - first] for label in labels.tolist()]
-        yield chunk(part, images, names, where, how)
+        yield Given(part, images, names, where)
 
 
 def read_idx(path):
@@ -339,23 +402,32 @@ def read_idx(path):
         raise InputError(f"{path}: damaged, or not an idx file. Get the file again") from None
 
 
-def read_files(paths, how=DIGITS):
-    """Yield the Chunks of CSV, .npy and .npz files. Several .npy files whose names say neither images nor labels, and
-    no part, hold a class each, by its name. Raise InputError for others"""
+def read_files(paths):
+    """Yield the Givens of CSV, .npy and .npz files, and of those of CIFAR-10 and SVHN. Several .npy files whose names
+    say neither images nor labels, and no part, hold a class each, by its name. Raise InputError for others"""
     arrays = {}
+    of_cifar = [path for path in paths if CIFAR_FILE.fullmatch(path.name) and path.is_file()]
+    for part, images, names, path in read_cifar(of_cifar, Progress().say):
+        yield Given(part, images, names, path, kind="images")
+    paths = [path for path in paths if path not in of_cifar]
     of_classes = [path for path in paths if path.suffix.lower() == ".npy"]
     if len(of_classes) < 2 or any(kind_of(path.stem) or part_of(path.stem) for path in of_classes):
         of_classes = []
     for path in paths:
         if path.name.lower().removesuffix(".gz").endswith(".csv"):
-            yield chunk(part_of(path.name), *read_csv(path), path, how)
+            yield Given(part_of(path.name), *read_csv(path), path)
+            continue
+        if path.suffix.lower() == ".mat" and path.is_file():
+            yield Given(part_of(path.name), *read_svhn(path), path, kind="images")
             continue
         if path in of_classes:
             array = arrays_of(path)[""]
-            yield chunk(part_of(path.stem), array, [composed(path.stem)] * len(array), path, how)
+            yield Given(part_of(path.stem), array, [composed(path.stem)] * len(array), path)
             continue
         if path.suffix.lower() not in (".npy", ".npz"):
-            fault = "is no CSV, .npy or .npz file" if path.is_file() else "no such file or folder"
+            fault = "no such file or folder"
+            if path.is_file():
+                fault = "is no CSV, .npy, .npz or .mat file, and none of CIFAR-10's"
             raise InputError(f"{path}: {fault}. Give one, or a folder of pictures; unpack an archive first")
         for key, array in arrays_of(path).items():
             name = part_of(key) or part_of(path.stem), kind_of(key) or kind_of(path.stem)
@@ -370,7 +442,7 @@ def read_files(paths, how=DIGITS):
             raise InputError(f"{paths[0]}: lacks the {part} images or labels. Name the arrays images and labels, or "
                              "x_train, y_train, x_test and y_test")
         path, images = arrays[part, "images"]
-        yield chunk(part, images, arrays[part, "labels"][1], path, how)
+        yield Given(part, images, arrays[part, "labels"][1], path)
 
 
 def arrays_of(path, needs_all=True):
@@ -406,22 +478,60 @@ def read_csv(path, needs_labels=True):
     return table.levels, table.labels
 
 
-def chunk(part, images, labels, where, how=DIGITS):
-    """Return the Chunk of arrays of images and labels. where: their file, or what they are called in messages"""
-    progress = Progress()
+# -------------------------------------------------------------- images
+
+def chunks_of(found, how):
+    """Return the Chunks of some Givens, and print what was done to how many images. how: a How"""
+    chunks = []
+    for where, group in itertools.groupby(found, lambda given: given.where):     # all classes of a folder have one
+        group = list(group)
+        if group[0].files is None:
+            chunks += [of_arrays(given, how) for given in group]
+        else:
+            chunks += of_pictures(group, where, how)
+    return chunks
+
+
+def of_pictures(group, folder, how):
+    """Return a Chunk for each class of a folder of pictures, of their Givens"""
+    progress, chunks = Progress(), []
+    notes, n_pictures = collections.Counter(), 0
+    for given in group:
+        images = []
+        for k, path in enumerate(given.images):
+            progress.step(f"{path.parent}: {k} of {len(given.images)} pictures read")
+            try:
+                image, noticed = how.picture(path)
+            except InputError as error:
+                kept = "" if how.kind == "images" else ", or keep pictures as they are: --as images"
+                raise InputError(f"{path}: {error}. Mend or remove this file{kept}") from None
+            images.append(image)
+            notes.update(noticed)
+        images = np.stack(images)
+        if how.kind != "images":
+            notes[LEFT] += int((~is_like_mnist(images)).sum())
+        n_pictures += len(images)
+        chunks.append(Chunk(given.part, images, given.labels, given.files))
+    say_notes(progress, folder, +notes, n_pictures)
+    return chunks
+
+
+def of_arrays(given, how):
+    """Return the Chunk of a Given that holds arrays of images and labels"""
+    progress, images, where = Progress(), given.images, given.where
     if isinstance(where, Path):
         images, words = upright(images, where)
         if words:
             progress.say(f"{where}: {words}")
     try:
-        names = names_of(labels)
+        names = names_of(given.labels)
         images, notes = how.arrays(images, lambda text: progress.step(f"{where}: {text}"))
         if len(images) != len(names):
             raise InputError(f"has {len(images)} images and {len(names)} labels. Give a label for each image")
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     say_notes(progress, where, notes, len(images))
-    return Chunk(part, images, names, None)
+    return Chunk(given.part, images, names, None)
 
 
 # -------------------------------------------------------------- a data set
@@ -501,18 +611,19 @@ def make(out, train, test=None, seed=0, center=False, kind="", side=None, gray=F
     was done.
 
     train, test: (images, labels), images as `arrays_to_mnist` or, of kind "images", `arrays_to_images` takes them,
-    labels numbers or names; without test, a seventh of each class is for testing. center: whether images of 28x28 px
-    that are light on dark are scaled and centered, too, as all others are. kind, side, gray: see How. Raise InputError
-    for other arrays."""
-    how = How(kind, center, side, gray)
-    out, chunks = Path(out), []
+    labels numbers or names; without test, a seventh of each class is for testing. kind: "digits", "images" or "", which
+    chooses by the images. center: whether images of 28x28 px that are light on dark are scaled and centered, too, as
+    all other digits are. side, gray: see How. Raise InputError for other arrays."""
+    how = how_given(kind, center, side, gray)
+    out, found = Path(out), []
     check_out(out, replace=True)
     for part, arrays in (("train", train), ("test", test)):
         if arrays is not None or part == "train":
             if not isinstance(arrays, (tuple, list)) or len(arrays) != 2:
                 raise InputError(f"{part} is of type {type(arrays).__name__}. Give a pair, (images, labels)")
-            chunks.append(chunk(part, *arrays, part, how))
-    files, said = data_set_of(chunks, seed)
+            found.append(Given(part, *arrays, part))
+    how = decided(how, found)
+    files, said = data_set_of(chunks_of(found, how), seed)
     write_files(out, files)
     for name in {*WRITTEN} - {*files}:                                  # of the data set that was there
         (out / name).unlink(missing_ok=True)
@@ -530,36 +641,38 @@ def main():
                         "order (default: 0)")
     parser.add_argument("--as", dest="kind", choices=("digits", "images"), default="", help="digits: gray, light on "
                         "dark, centered like MNIST's; images: as they are, cropped to a square of --side px, for "
-                        "affnist_capsnet.py --task images (default: digits)")
+                        "affnist_capsnet.py --task images (default: digits, if more than half are drawings)")
     parser.add_argument("--side", type=int, metavar="N", help=f"of --as images, px, from {LEAST_SIDE} to "
-                        f"{LARGEST_SIDE}")
+                        f"{LARGEST_SIDE} (default: their own, or {USUAL_SIDE})")
     parser.add_argument("--gray", action="store_true", help="turn colors into gray levels [--as images only]")
     parser.add_argument("--center", action="store_true", help="scale and center also images of 28x28 px that are light "
                         "on dark")
     args = parser.parse_args()
     if args.seed < 0:
         raise InputError(f"--seed {args.seed}: must be at least 0")
-    how = How(args.kind, args.center, args.side, args.gray)
+    how = how_given(args.kind, args.center, args.side, args.gray)
     check_out(args.out)
     for source in args.sources:
         if source.is_dir() and args.out.resolve().is_relative_to(source.resolve()):
             raise InputError(f"{args.out}: lies in {source}, which is read. Give a folder outside of it")
-    progress, chunks, files, idx_files = Progress(), [], [], set()
+    found, files, idx_files = [], [], set()
     for source in args.sources:
         match = IDX_NAME.fullmatch(source.name)
         if source.is_dir():
-            found = list(read_folder(source, progress, how))
-            chunks += [each._replace(part=each.part or part_of(source.name)) for each in found]
+            found += [each._replace(part=each.part or part_of(source.name)) for each in read_folder(source)]
         elif match or not source.suffix and any(source.parent.glob(source.name + "*ubyte*")):
             idx_files.add((source.parent, match[1] if match else source.name))
         else:
             files.append(source)
     for folder, prefix in sorted(idx_files):
-        chunks += read_idx_files(folder, prefix, how)
-    chunks += read_files(files, how)
+        found += read_idx_files(folder, prefix)
+    found += read_files(files)
+    how = decided(how, found)
+    chunks = chunks_of(found, how)
     try:
         if not chunks:
-            raise InputError("holds no folders of pictures, and no idx, CSV, .npy or .npz files. Give one that does")
+            raise InputError("holds no folders of pictures, and no idx, CSV, .npy or .npz files, CIFAR-10 or SVHN. "
+                             "Give one that does")
         content, said = data_set_of(chunks, args.seed)
     except InputError as error:
         raise InputError(f"{args.sources[0]}: {error}") from None
@@ -576,7 +689,7 @@ def main():
     task = ["--task", "images"] if how.kind == "images" else []
     said.append("train on it: " + command_line(script, *task, "--data-dir", args.out, "--n-train",
                                                min(12_000, 100 * n_train)))
-    progress.say("\n  ".join([f"wrote {args.out}: {said[0]}", how.in_words(), *said[1:]]))
+    Progress().say("\n  ".join([f"wrote {args.out}: {said[0]}", how.in_words(), *said[1:]]))
 
 
 if __name__ == "__main__":

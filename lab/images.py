@@ -1,13 +1,18 @@
-"""Pictures and arrays as square images of one size, gray or in color, as they are otherwise: for --task images."""
+"""Pictures and arrays as square images of one size, gray or in color, as they are otherwise: for --task images. And
+which pictures are drawings on plain paper, that become digits instead."""
 import collections
+import contextlib
 import math
+from pathlib import Path
 
 import numpy as np
 
+from . import frames
 from .data import (
     ORIENTATION,
     UPRIGHT,
     WORK_SIDE,
+    as_array,
     as_arrays,
     block_means,
     gray_levels,
@@ -22,6 +27,12 @@ CROPPED = "no square: cropped to the square in the middle"
 GRAYED = "colors were turned into gray levels"
 GRAY = "gray: red, green and blue are equal"
 MOVED = "channels moved from the first axis to the last"
+LOOKED_AT = 100                    # images of a set at most, by which it is taken for digits or for images
+LOOKED_AT_SIDE = 64                # px, to which they are averaged down
+USUAL_SIDE = 32                    # px, of images whose own side is of no use
+TWO_COLORS = 0.8                   # of the variance of a drawing's colors that paper and ink explain
+MOST = 0.5                         # of a drawing, of its edge and of a set
+FITS = 8                           # of the shading of paper, and of two colors
 
 
 # -------------------------------------------------------------- pictures
@@ -174,3 +185,82 @@ def in_gray(part):
         raise InputError(f"--gray: is for red, green and blue, and these images have {part.shape[3]} channels. "
                          "Leave it out")
     return gray_level_of(part)
+
+
+# -------------------------------------------------------------- drawings or other images
+
+def looked_at(images, most=LOOKED_AT):
+    """Return at most so many of some images, evenly spaced, as a list of colors, (h, w, 3) or, of an image with two
+    channels, (h, w, 2), from 0 to 1. images: an array or a list of images, as `arrays_to_images` takes them, or a list
+    of paths of pictures. What cannot be read is left out"""
+    n = len(images) if hasattr(images, "__len__") else 0
+    found = []
+    for k in np.linspace(0, n - 1, min(n, most)).astype(int).tolist():
+        with contextlib.suppress(InputError, ValueError, TypeError, KeyError):
+            found.append(colors_of(images[k]))
+    return found
+
+
+def colors_of(image):
+    """Return an image, or the picture at a path, as colors, as looked_at does. Raise InputError for what is no image"""
+    if isinstance(image, (str, Path)):
+        return color_picture(image)
+    if is_picture(image):
+        return color_of_picture(image)
+    image = channels_last(as_array(image)[None], collections.Counter())[0]
+    if image.dtype.kind not in "buif" or not np.isfinite(image).all():
+        raise InputError("holds no levels of an image")
+    image = image / max(float(image.max()), 1e-9)
+    if image.ndim == 2:
+        return np.stack([image] * 3, -1)
+    return image[..., :3]
+
+
+def is_drawing(colors):
+    """Return whether an image, as looked_at returns it, is a drawing in one color on plain paper: none of two channels
+    is.
+
+    The paper covers more than half of the image and of its edge. It may be shaded smoothly: a quadratic surface is
+    taken out. Paper and ink, the means of the two kinds of pixels, then explain TWO_COLORS of the variance. A frame
+    around the paper is left out. An image of one color is blank paper."""
+    if colors.shape[2] == 2:
+        return False
+    colors = block_means(colors, max(1, min(colors.shape[:2]) // LOOKED_AT_SIDE))
+    colors = colors[frames.paper_of(gray_level_of(colors))]
+    residual = without_shading(colors)
+    is_ink = ink_of_two(residual)
+    if not is_ink.any():
+        return True
+    total = ((residual - residual.mean(0)) ** 2).sum()
+    within = sum(((part - part.mean(0)) ** 2).sum() for part in (residual[is_ink], residual[~is_ink]))
+    at_edge = frames.edges(is_ink.reshape(colors.shape[:2]))
+    has_paper = is_ink.mean() < MOST and at_edge.mean() < MOST
+    return bool(has_paper and 1 - within / total >= TWO_COLORS)
+
+
+def without_shading(colors):
+    """Return the pixels of an image, (h, w, 3) -> (h * w, 3), minus a quadratic surface fitted to the half of them that
+    is nearest to it: the paper's shading"""
+    height, width = colors.shape[:2]
+    pixels = colors.reshape(-1, 3)
+    y, x = (grid.ravel() for grid in np.mgrid[-1:1:height * 1j, -1:1:width * 1j])
+    terms = np.stack([np.ones(len(pixels)), x, y, x * x, x * y, y * y], 1)
+    residual = pixels - np.median(pixels, 0)
+    for _ in range(FITS):
+        distance = np.linalg.norm(residual, axis=1)
+        near = distance <= max(np.median(distance), 1e-3)
+        residual = pixels - terms @ np.linalg.lstsq(terms[near], pixels[near], rcond=None)[0]
+    return residual
+
+
+def ink_of_two(residual):
+    """Return which pixels, (n, 3), are ink, (n,) bool, by two means: of paper, from 0, and of ink, from the pixels that
+    are farthest from it. None is if all are alike"""
+    distance = np.linalg.norm(residual, axis=1)
+    is_ink = distance > max(distance.max() / 2, 1e-6)
+    for _ in range(FITS):
+        if is_ink.all() or not is_ink.any():
+            return np.zeros(len(residual), bool)
+        to_ink, to_paper = (np.linalg.norm(residual - residual[part].mean(0), axis=1) for part in (is_ink, ~is_ink))
+        is_ink = to_ink < to_paper
+    return is_ink

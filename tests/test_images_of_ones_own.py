@@ -95,7 +95,6 @@ def test_arrays_that_are_no_images_are_refused(images, words):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--as", "images"], "needs --side N, from 20 to 64 px, such as --side 32"),
     (["--side", 32], "are for --as images"),
     (["--as", "images", "--side", 19], "--side 19: must be from 20 to 64"), (["--gray"], "are for --as images"),
     (["--as", "images", "--side", 32, "--center"], "--center: is for --as digits")])
@@ -105,7 +104,133 @@ def test_flags_that_do_not_go_together_are_refused(call, tmp_path, flags, words)
     assert not (tmp_path / "data").exists()
 
 
-def test_digits_stay_the_default_and_colors_are_noticed(call, tmp_path):
+# -------------------------------------------------------------- drawings become digits, others images
+
+DIGITS, DIGIT_LABELS, _ = ac.synthesize_digits(60, 0)
+
+
+def colored(ink, paper, of):
+    """Return ink, (h, w) from 0 to 1, in a color on paper of another, (h, w, 3)"""
+    return of * ink[..., None] + paper * (1 - ink[..., None])
+
+
+def photograph(k, size=(48, 48)):
+    """Return a picture as a photograph is: areas of several colors, some of them shaded, and noise"""
+    rng = np.random.default_rng(k)
+    image = np.ones((*size, 3)) * rng.random(3)
+    y, x = np.mgrid[:1:size[0] * 1j, :1:size[1] * 1j]
+    for _ in range(6):
+        top, left, height, width = rng.uniform(0.1, 0.9, 4)
+        area = (np.abs(y - top) < height / 2) & (np.abs(x - left) < width / 2)
+        image[area] = rng.random(3) * (0.5 + 0.5 * y[area])[:, None]
+    return (image + rng.normal(0, 0.02, image.shape)).clip(0, 1)
+
+
+def page(k, noise=0.01, shade=0.2, blue=False):
+    """Return a large digit of a pen on paper, lit from one side"""
+    ink = DIGITS[k].repeat(4, 0).repeat(4, 1) / 255
+    image = colored(ink, np.array([0.9, 0.88, 0.8]), np.array([0.1, 0.1, 0.7 if blue else 0.1]))
+    light = 1 - shade * np.mgrid[:1:112j, :1:112j].sum(0)[..., None] / 2
+    return (image * light + np.random.default_rng(k).normal(0, noise, image.shape)).clip(0, 1)
+
+
+DRAWN = {
+    "MNIST's kind": lambda k: colored(DIGITS[k] / 255, np.zeros(3), np.ones(3)),
+    "dark on light": lambda k: colored(DIGITS[k] / 255, np.ones(3), np.zeros(3)),
+    "in color on color": lambda k: colored(DIGITS[k] / 255, *np.random.default_rng(k).random((2, 3))),
+    "black on yellow": lambda k: colored(DIGITS[k] / 255, np.array([0.98, 0.9, 0.2]), np.zeros(3)),
+    "cropped to its ink": lambda k: colored(DIGITS[k, 4:24, 4:24] / 255, np.ones(3), np.zeros(3)),
+    "a lamplit page": page, "a blue pen": lambda k: page(k, blue=True), "noise": lambda k: page(k, 0.05),
+    "blank": lambda k: np.full((30, 40, 3), 0.7)}
+NOT_DRAWN = {
+    "a photograph": photograph, "a wide one": lambda k: photograph(k, (40, 90)),
+    "noise": lambda k: np.random.default_rng(k).random((32, 32, 3)),
+    "in gray": lambda k: photograph(k).mean(-1, keepdims=True).repeat(3, -1),
+    "a landscape": lambda k: np.stack([np.mgrid[:1:32j, :1:32j][0] * c for c in (0.3, 0.9, 0.5)], -1) ** 3
+    + 0.3 * (np.mgrid[:9:32j, :9:32j].sum(0) % 1)[..., None],
+    "ink in several colors": lambda k: (lambda ink: colored(ink, np.ones(3), 0.9 * np.eye(3)[
+        np.arange(28) // 5 % 3][:, None]))(DIGITS[k] / 255),
+    "a disc that fills it": lambda k: ((np.mgrid[-1:1:32j, -1:1:32j] ** 2).sum(0) < 0.9)[..., None] * np.ones(3),
+    "two channels": lambda k: photograph(k)[..., :2]}
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_drawings_are_known(kind):
+    """In one color on plain paper"""
+    assert np.mean([lab_images.is_drawing(DRAWN[kind](k)) for k in range(20)]) > 0.8
+
+
+@pytest.mark.parametrize("kind", NOT_DRAWN)
+def test_other_pictures_are_no_drawings(kind):
+    assert np.mean([lab_images.is_drawing(NOT_DRAWN[kind](k)) for k in range(20)]) < 0.4
+
+
+def write_folder(folder, pictures):
+    """Write pictures, arrays from 0 to 1, of two classes in turn"""
+    for k, picture in enumerate(pictures):
+        (folder / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+        imageio.imwrite(folder / "ab"[k % 2] / f"{k}.png", np.rint(255 * picture).astype(np.uint8))
+
+
+@pytest.mark.parametrize("n_drawn, n_others, is_digits", [(12, 0, True), (0, 12, False), (7, 6, True), (7, 7, False)])
+def test_a_folder_becomes_digits_if_more_than_half_are_drawings(call, tmp_path, n_drawn, n_others, is_digits):
+    """and says why, and how to choose the other, which works; a folder of color photographs keeps its colors"""
+    drawn = [DRAWN["in color on color"](k) for k in range(40)]
+    drawn = [picture for picture in drawn if np.ptp(picture @ [0.299, 0.587, 0.114]) > 0.3][:n_drawn]
+    write_folder(tmp_path / "x", [*drawn, *(photograph(k) for k in range(n_others))])
+    code, out, err = call(ac, make_idx.main, "x", "data")
+    if is_digits and n_others:                                          # a photograph may have no ink
+        assert code in (0, 2) and "--as images" in out + err
+        return
+    assert code == 0, err
+    kinds = ["as digits: gray", "as images of "][:: 1 if is_digits else -1]
+    reason = f", since {n_drawn} of {n_drawn + n_others} images looked at are drawings in one color on plain paper"
+    other = "images" if is_digits else "digits"
+    assert kinds[0] in out and f"{reason} (otherwise: --as {other})" in out and kinds[1] not in out
+    assert ("--task images" in out) != is_digits
+    found = ac.read_idx_folder("data")["test"][0]
+    assert found.shape[1:] == ((28, 28) if is_digits else (32, 32, 3) if n_drawn else (48, 48, 3))
+    if n_drawn == 0 or n_others == 0:
+        code, out, err = call(ac, make_idx.main, "x", "other", "--as", other)
+        assert "since" not in out and (kinds[1] in out or "no ink" in err)
+
+
+def test_a_hundred_pictures_of_all_classes_are_looked_at(call, tmp_path):
+    """Of each class or file as many as it has in proportion"""
+    images = np.stack([DIGITS[k % 60] for k in range(300)])
+    images[120:] = np.random.default_rng(0).integers(0, 256, images[120:].shape)
+    make_idx.make(tmp_path / "data", (images, np.arange(300) // 100))
+    assert len(lab_images.looked_at(images)) == 100
+    found = [make_idx.Given("", images[part], [0], "x") for part in (slice(0, 120), slice(120, 300))]
+    assert make_idx.decided(None, found).kind == "images"
+    assert make_idx.decided(None, found[:1]).kind == "digits"
+
+
+@pytest.mark.parametrize("images, side", [
+    ([photograph(k, (40, 40)) for k in range(12)], 40), ([photograph(k, (80, 80)) for k in range(12)], 32),
+    ([photograph(k, (40, 50)) for k in range(12)], 32), ([photograph(k, (20 + k,) * 2) for k in range(12)], 32)])
+def test_the_side_of_images_is_their_own_if_it_is_of_use(call, tmp_path, images, side):
+    write_folder(tmp_path / "x", images)
+    for out, flags in ("a", []), ("b", ["--as", "images"]):
+        assert f"as images of {side}x{side} px" in call(ac, make_idx.main, "x", out, *flags)[1]
+        assert ac.read_idx_folder(out)["test"][0].shape[1:] == (side, side, 3)
+
+
+def test_arrays_of_two_channels_are_images_by_themselves(tmp_path, capsys):
+    data = toy_images(48, 2, n_classes=3)
+    make_idx.make(tmp_path / "data", data["train"])
+    assert "as images of 48x48 px" in capsys.readouterr().out
+    assert ac.read_idx_folder(tmp_path / "data")["test"][0].shape[1:] == (48, 48, 2)
+
+
+def test_pictures_that_cannot_be_read_do_not_decide(call, tmp_path):
+    write_folder(tmp_path / "x", [photograph(k) for k in range(8)])
+    (tmp_path / "x/a/none.png").write_bytes(b"none")
+    assert_refused(call(ac, make_idx.main, "x", "data"), "none.png: is not a readable picture")
+    assert not (tmp_path / "data").exists()
+
+
+def test_drawings_in_strong_colors_are_noticed(call, tmp_path):
     images, labels, _ = ac.synthesize_digits(40, 0)
     for digit in 0, 1:
         (tmp_path / "photos" / str(digit)).mkdir(parents=True)
@@ -120,7 +245,7 @@ def test_digits_stay_the_default_and_colors_are_noticed(call, tmp_path):
     assert code == 0 and "in color" not in out + err
     imageio.imwrite(tmp_path / "photos" / "0" / "flat.png", np.full((40, 40, 3), (99, 99, 99), np.uint8))
     assert_refused(call(ac, make_idx.main, "photos", "more"), "flat.png: no ink found. Mend or remove this file, or "
-                   "keep pictures as they are: --as images --side 32")
+                   "keep pictures as they are: --as images")
 
 
 def test_several_numbers_of_channels_are_refused():
