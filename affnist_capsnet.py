@@ -2294,7 +2294,7 @@ def check_digits(data, config):
         if shape[1:] != (BOX, BOX):
             raise InputError(f"{data['source']}, {split}: images are {shape}. --task {config.task} "
                              "is for gray digits, uint8 (n, 28, 28). Other square images, gray or "
-                             "in color: --task images")
+                             f"in color: {EXPERIMENT}.py --task images")
 
 
 def fit_to_data(config, data):

@@ -169,7 +169,8 @@ class Guide:
                         return module, network
                     others = f" (this one has other classes: {', '.join(names):.40}; the page shows ten digits, 0 to 9)"
         raise InputError(f"--load {path}: not a network that the page can show{others}. Give a run's folder: "
-                         "a capsnet of multimnist_capsnet.py, or a network for 40x40 px digits or for toys")
+                         "a capsnet of multimnist_capsnet.py, or a network for 40x40 px digits or for toys. Others: "
+                         "visualize_affnist_capsnet.py --load")
 
     def answer(self, request):
         """Return the answer to a request of the page; both are dicts. Raise InputError if the request is wrong.

@@ -286,7 +286,8 @@ def main():
             raise InputError(f"{flag_name(name)} has no effect on the animation. Leave it out")
     loaded = [networks.load_for_evaluation(affnist, path, args) for path in args.load]
     if any(config.task != "affnist" for _, config in loaded):
-        raise InputError("--load: only networks of --task affnist read 40x40 px. Give such networks")
+        raise InputError("--load: the animation shows networks of --task affnist, on digits on 40x40 px. Give such "
+                         "networks; visualize_affnist_capsnet.py draws others")
     if len({network.source for network, _ in loaded}) > 1:
         raise InputError("--load: these networks were trained on different digits. Give networks trained on the same")
     data = affnist.load_data(loaded[0][1])

@@ -303,7 +303,8 @@ def main():
     loaded, config = networks.load_for_evaluation(affnist, args.load, args)
     if config.task != "affnist" or max_shift(config) is None:
         raise InputError(f"--load {args.load}: trained with --task {config.task} --train-shift {config.train_shift}; "
-                         "the probes need a network trained with --task affnist and a --train-shift in pixels")
+                         "the probes need a network trained with --task affnist and a --train-shift in pixels. Give "
+                         "such a network; visualize_affnist_capsnet.py draws others")
     if config.affnist_dir:
         raise InputError("--affnist-dir: the probes do not read affNIST's files; leave it out")
     if getattr(args, "n_test", 0) > N_PROBED:

@@ -262,7 +262,7 @@ def test_figures_show_images_with_their_channels(call, tmp_path, channels):
     assert {path.stem for path in (tmp_path / "viz").glob("*.png")} == set(names)
     assert_refused(call(ac, figures.main, "--load", "run", "--data-dir", "larger", "--outdir", "viz"),
                    f"trained on images of 21x21 px, {channels} channel")
-    for tool, words in (film, "Give such networks"), (probe, "--task affnist"):
+    for tool, words in (film, "Give such networks"), (probe, "Give such a network"):
         assert_refused(call(ac, tool.main, "--load", "run", *of_data), words)
 
 
