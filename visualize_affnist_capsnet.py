@@ -111,10 +111,12 @@ ABLATIONS = [                      # rows of render.forest
 
 # ---------------------------------------------------------------- helpers
 
-def show_image(ax, image, title="", color="black"):
+def show_image(ax, image, run, title="", color="black"):
+    """Show an image of a run: digits are dark on light, as on paper, any images as they are"""
     if image.ndim == 3:
         image = figures.drawn_channels(image)
-    ax.imshow(image, cmap="gray_r", vmin=0, vmax=1 if image.dtype.kind == "f" else 255)
+    cmap = "gray" if run.config.task == affnist.IMAGES else "gray_r"
+    ax.imshow(image, cmap=cmap, vmin=0, vmax=1 if image.dtype.kind == "f" else 255)
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="#CCCCCC")
     ax.set_title(title, fontsize=8, pad=3, color=color)
@@ -131,6 +133,13 @@ def one_of_each_class(chunks, run):
             break
     images, labels = zip(*(found[label] for label in sorted(found)[:n_shown(run)]))
     return {"images": np.stack(images), "labels": np.array(labels)}
+
+
+def channels_in_words(config):
+    """Return what a note says of images whose channels are drawn side by side, "" of others"""
+    if config.channels in (1, 3):
+        return ""
+    return f"; its {config.channels} channels side by side, in gray"
 
 
 def hide_empty(fig):
@@ -168,18 +177,23 @@ def draw_examples(run):
     rows = []
     if run.history["source"] == run.data["source"]:
         training = affnist.epoch_samples(run.data, 0, run.config)
-        rows.append(("training:\ntranslated", one_of_each_class(training, run)["images"]))
-    kinds = {"any_position": "test: at\nany position", "centered": "test: affine,\ncentered",
-             "affine": "test: affine,\nany position"}
-    rows += [(text, class_examples(run, kind)["images"]) for kind, text in (
-        kinds.items() if run.config.task == "affnist" else [("test", "test")])]
-    fig = new_figure(0.85 * len(rows) + 0.6, f"{'Training and test' if 'training' in rows[0][0] else 'Test'} images" + (
-        ", one of each class" if run.config.n_classes <= 10 else " of the first ten classes"),
-                     f"{data_name(run.data['source'])}, {'x'.join(map(str, rows[-1][1].shape[1:]))} px"
-                     + "; affine: rotated, sheared and scaled" * (run.config.task == "affnist"))
+        text = "training" if run.config.train_shift == "0" else "training:\ntranslated"
+        rows.append((text, one_of_each_class(training, run)["images"]))
+    tests = {"test": "test"}
+    if run.config.task == "affnist":
+        tests = {"any_position": "test: at\nany position", "centered": "test: affine,\ncentered",
+                 "affine": "test: affine,\nany position"}
+    rows += [(text, class_examples(run, kind)["images"]) for kind, text in tests.items()]
+    title = "Training and test images" if len(rows) > len(tests) else "Test images"
+    title += ", one of each class" if run.config.n_classes <= 10 else " of the first ten classes"
+    size = "x".join(map(str, rows[-1][1].shape[1:]))
+    note = f"{data_name(run.data['source'])}, {size} px{channels_in_words(run.config)}"
+    if run.config.task == "affnist":
+        note += "; affine: rotated, sheared and scaled"
+    fig = new_figure(0.85 * len(rows) + 0.6, title, note)
     for axes, (text, images) in zip(fig.subplots(len(rows), n_shown(run), squeeze=False), rows):
         for ax, image in zip(axes, images):
-            show_image(ax, image)
+            show_image(ax, image, run)
         axes[0].set_ylabel(text, rotation=0, ha="right", va="center")
     hide_empty(fig)
     return fig
@@ -191,16 +205,16 @@ def draw_reconstructions(run):
     fig = new_figure(1.9 * len(kinds) + 0.7,
                      f"Test images and their reconstructions from the longest {capsule_of(run)}",
                      f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "
-                     "is the predicted class (red, ✗: wrong)")
+                     f"is the predicted class (red, ✗: wrong){channels_in_words(run.config)}")
     axes, names = fig.subplots(2 * len(kinds), n_shown(run)), class_names(run.data)
     for k, (kind, text) in enumerate(kinds):
         samples = class_examples(run, kind)
         out = forward(run, samples)
         for j, (image, label) in enumerate(zip(samples["images"], samples["labels"])):
             predicted = out["scores"][j].argmax()
-            show_image(axes[2 * k, j], image)
+            show_image(axes[2 * k, j], image, run)
             title, color = (names[predicted], "black") if predicted == label else (f"✗ {names[predicted]}", WRONG)
-            show_image(axes[2 * k + 1, j], out["recon"][j, 0], title, color)
+            show_image(axes[2 * k + 1, j], out["recon"][j, 0], run, title, color)
         axes[2 * k, 0].set_ylabel(text, rotation=0, ha="right", va="center")
         axes[2 * k + 1, 0].set_ylabel("reconstruction", rotation=0, ha="right", va="center")
     hide_empty(fig)
@@ -240,9 +254,10 @@ def draw_perturbation(run):
     correct = np.flatnonzero(out["scores"].argmax(1) == samples["labels"])
     k = correct[0] if len(correct) else 0
     label = samples["labels"][k]
-    fig = new_figure(9.2, f"Reconstructions of class {class_names(run.data)[label]} while one dimension of its "
+    height = 5.4 if run.config.channels == 2 else 9.2                  # inches; two channels are wide
+    fig = new_figure(height, f"Reconstructions of class {class_names(run.data)[label]} while one dimension of its "
                      f"{capsule_of(run)} is changed\n(column: added to the dimension)",
-                     f"{data_name(run.data['source'])}, network {run.config.model}")
+                     f"{data_name(run.data['source'])}, network {run.config.model}{channels_in_words(run.config)}")
     show_perturbations(fig.subplots(), perturbed_reconstructions(
         affnist, run.params, run.config, out["v"][k, label], label))
     return fig

@@ -364,11 +364,14 @@ def perturbed_reconstructions(experiment, params, config, v, label):
 
 
 def drawn_channels(images):
-    """Return images with channels, (..., H, W, C), as they are drawn: three in color, as they are; others side by side,
-    as gray images (..., H, C * W)"""
+    """Return images with channels, (..., H, W, C), as they are drawn: three in color, as they are; others one beside
+    the other, as gray images (..., H, C * W); four in two rows, (..., 2 * H, 2 * W)"""
     *_, width, channels = images.shape
     if channels == 3:
         return images
+    if channels == 4:
+        rows = [drawn_channels(images[..., half]) for half in (slice(0, 2), slice(2, 4))]
+        return np.concatenate(rows, -2)
     return np.moveaxis(images, -1, -2).reshape(*images.shape[:-2], channels * width)
 
 

@@ -7,6 +7,7 @@ import affnist_capsnet as ac
 import multimnist_capsnet as mc
 from lab.figures import drawn_channels
 from lab.messages import InputError
+from lab.networks import Network
 
 import imageio.v3 as imageio
 import numpy as np
@@ -272,6 +273,30 @@ def test_channels_are_drawn_side_by_side():
     np.testing.assert_array_equal(drawn[:, :, :4], images[..., 0])
     np.testing.assert_array_equal(drawn[:, :, 4:], images[..., 1])
     assert drawn_channels(images[..., :1].repeat(3, -1)).shape == (2, 3, 4, 3)
+    four = drawn_channels(np.concatenate([images, images + 100], -1))                  # two rows of two
+    np.testing.assert_array_equal(four, np.block([[images[..., 0], images[..., 1]],
+                                                  [images[..., 0] + 100, images[..., 1] + 100]]))
+
+
+@pytest.mark.parametrize("task, cmap", [("images", "gray"), ("mnist", "gray_r")])
+def test_gray_images_are_drawn_as_they_are_and_digits_as_on_paper(digits, task, cmap):
+    """Photographs were negatives"""
+    config = ac.fit_to_data(ac.Config(task=task, conv1_channels=2, n_test=20, n_train=20, threads=1), digits)
+    state = ac.initial_state(config)
+    run = Network("net", config, config, ac.weights_of(state), {"source": "synthetic"}, digits)
+    for fig in figures.draw_examples(run), figures.draw_reconstructions(run):
+        assert {image.get_cmap().name for ax in fig.axes for image in ax.get_images()} == {cmap}
+    labels = [ax.get_ylabel() for ax in figures.draw_examples(run).axes]
+    assert ("training" if task == "images" else "training:\ntranslated") in labels
+    assert "channels" not in str([text.get_text() for text in fig.texts])
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_notes_say_that_channels_are_beside_each_other(channels):
+    config, data = fitted(21, channels)
+    run = Network("net", config, config, ac.weights_of(ac.initial_state(config)), {"source": "pictures"}, data)
+    for draw in figures.draw_examples, figures.draw_reconstructions, figures.draw_perturbation:
+        assert f"its {channels} channels side by side, in gray" in draw(run).get_supxlabel()
 
 
 def test_digits_are_images_too(digits):
