@@ -2,17 +2,22 @@
 import itertools
 import json
 import sys
+from pathlib import Path
 
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
 from lab.messages import InputError
 
 import affnist_nearest
+import colored_digits
+import colored_nearest
 import multimnist_linear
 import multimnist_nearest
 import numpy as np
 import pytest
 import smallnorb_nearest
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def test_pairs_are_classified_by_their_nearest_by_hand(monkeypatch):
@@ -111,3 +116,41 @@ def test_linear_maps_by_hand():
 def test_the_linear_baseline_from_the_command_line(found):
     result = found(multimnist_linear, "--n-known 50 --n-test 20")
     assert 0 < result["test_recon_mse"] < 1 and 0 < result["baseline_recon_mse"] < 1
+
+
+def test_digits_in_color_by_hand():
+    """A background and a digit in one color each, between which the ink's level interpolates; the digit is found again
+    when color is removed"""
+    images = np.zeros((3, 28, 28), np.uint8)
+    images[:, 5:20, 9:12] = 255
+    images[:, 20, 9:12] = 51
+    colored = colored_digits.in_color(images, np.random.default_rng(0))
+    colors = np.random.default_rng(0)
+    for image in colored:
+        color, background = colors.integers(0, 256, (2, 3))
+        assert image.shape == (32, 32, 3) and (image[0] == background).all() and (image[7, 11] == color).all()
+        assert np.abs(image[22, 11] - (0.2 * color + 0.8 * background)).max() <= 1
+    gray = colored_nearest.without_color(colored)
+    assert np.abs(gray.astype(int) - np.pad(images, [(0, 0), (2, 2), (2, 2)])).max() <= 3
+
+
+def test_the_page_shows_how_digits_are_colored():
+    """docs/affnist_capsnet.md has the function as the file has it"""
+    page = (ROOT / "docs" / "affnist_capsnet.md").read_text("utf-8")
+    file = (ROOT / "bench" / "colored_digits.py").read_text("utf-8")
+    shown = page.partition("def in_color")[2].partition("\n```")[0]
+    assert shown and "def in_color" + shown.rstrip() in file
+
+
+def test_the_commands_for_digits_in_color(found, capsys, monkeypatch, tmp_path):
+    """From digits to the baseline: the set is read by the experiment, and the nearest image is found in it"""
+    monkeypatch.setattr(sys, "argv", f"x {tmp_path / 'colored'} --digits synthetic".split())
+    monkeypatch.setattr(ac, "N_SYNTHETIC", {"train": 400, "val": 10, "test": 60})
+    colored_digits.main()
+    data = ac.read_idx_folder(str(tmp_path / "colored"))
+    assert data["test"][0].shape == (60, 32, 32, 3) and data["names"] == list("0123456789")
+    one = found(colored_nearest, f"--data-dir {tmp_path / 'colored'} --n-known 300", digits="")
+    assert "nearest of 300 known images: " in capsys.readouterr().out
+    assert one["nearest"]["test"] < one["nearest"]["without_color"] <= 1
+    with pytest.raises(InputError, match="--data-dir: is missing"):
+        found(colored_nearest, "")

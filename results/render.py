@@ -599,7 +599,7 @@ def one_by_one(settings):
 # -------------------------------------------------------------- the results logs
 
 COLUMNS = {                        # of a results log, if a run has them: heading -> keys, of which the first is shown
-    "exact match": ("test_exact_match", "nearest"), "test": ("test_accuracy",),
+    "exact match": ("test_exact_match", "nearest"), "test": ("test_accuracy", "nearest.test"),
     "statistics as in training": ("validation.as_in_training",), "layer by layer": ("validation.layer_by_layer",),
     "translated": ("familiar_accuracy", "nearest.familiar"),
     "any position": ("any_position_accuracy", "nearest.any_position"),

@@ -177,7 +177,8 @@ def toy(experiment, **given):
         sizes = {f.name: golden.SIZES[f.name] for f in module.SETTINGS
                  if f.name in golden.SIZES and golden.applies(f, kind)}
         config = module.Config(**sizes | small | given)
-        return config, golden.tiny_data(experiment, config)
+        data = golden.tiny_data(experiment, config)
+        return module.fit_to_data(config, data), data
 
 
 def toy_run(experiment, state=None, each_step=lambda *_: None, each_epoch=lambda *_: None, dtype=np.float32, **given):

@@ -68,7 +68,10 @@ def tiny_config(experiment, flags):
 
 
 def tiny_data(experiment, config):
-    """Return what train and evaluate_test take for data, drawn here: digits, or views of toys and shapes"""
+    """Return what train and evaluate_test take for data, drawn here: digits, images in color, or views of toys and
+    shapes"""
+    if getattr(config, "task", "") == "images":
+        return few_images(experiment)
     digits = hasattr(modules[experiment], "synthesize_digits")
     return few_digits(experiment) if digits else few_views(experiment, config)
 
@@ -79,6 +82,17 @@ def few_digits(experiment):
     images, labels, _ = modules[experiment].synthesize_digits(600, 0)
     ends = {"train": (0, 400), "val": (400, 500), "test": (500, 600)}
     return {"source": "synthetic"} | {name: (images[low:high], labels[low:high]) for name, (low, high) in ends.items()}
+
+
+@functools.cache
+def few_images(experiment):
+    """Return load_data's dict of few images in color, (32, 32, 3): synthetic digits in two colors each, drawn here"""
+    rng, found = np.random.default_rng(0), {"source": "images"}
+    for name, (images, labels) in ((name, part) for name, part in few_digits(experiment).items() if name != "source"):
+        ink = np.pad(images, [(0, 0), (2, 2), (2, 2)])[..., None] / 255
+        colors = rng.integers(0, 256, (2, len(images), 1, 1, 3))
+        found[name] = (ink * colors[0] + (1 - ink) * colors[1]).astype(np.uint8), labels
+    return found
 
 
 def few_views(experiment, config):
@@ -144,6 +158,7 @@ def compute(experiment, flags):
     float32 from those in float64. The hits of a step are its accuracy times its number of samples."""
     module, config = modules[experiment], tiny_config(experiment, flags)
     data = tiny_data(experiment, config)
+    config = module.fit_to_data(config, data)
     steps, gradients = [], []
     values = {"drawn": summary({k: drawn(module, samples) for k, samples in enumerate(
         module.epoch_samples(data, 1, config))})}

@@ -37,6 +37,8 @@ def test_every_result_is_of_a_network_of_its_flags_size(kept):
         run, module = result_files.BY_NAME[name], golden.modules[line["experiment"]]
         if "python3" not in run.flags:
             config, = configs(line["experiment"], shlex.split(run.flags))
+            if getattr(config, "task", "") == "images":                 # golden's have the size of the results'
+                config = module.fit_to_data(config, golden.tiny_data(line["experiment"], config))
             assert line["n_params"] == sum(map(math.prod, module.param_shapes(config).values())), name
 
 

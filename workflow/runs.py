@@ -47,7 +47,7 @@ class Result(NamedTuple):
 
 
 SIZES = ("--n-epochs", "--n-train", "--n-val", "--n-test", "--batch-size", "--digits",
-         "--toy-seed", "--eval-split")
+         "--data-dir", "--toy-seed", "--eval-split")
 SHRUNK = {"--stop-at": "0.02", "--n-per-class": "4", "--data": "shapes"}                       # in every golden key
 MULTI, NORB, AFF = lab.FIRST
 EXPERIMENTS = lab.experiments()
@@ -96,6 +96,8 @@ BACKGROUND_RUNS = {                # other losses, splits and toys for backgroun
 PAPER_SIZE = "matrix-capsnet-paper"
 LONG_RUNS = (("main", "paper-protocol-long", ""), ("control", "cnn-paper-protocol-long", CNN_GAP_HEAD),
              ("control", "paper-protocol-long-iters-1", "--routing-iters 1"))
+COLORED = "runs/colored-digits"    # MNIST's digits in color, made by bench/colored_digits.py
+QUICK_COLORED = "runs/quick/colored-digits"
 GAP = "--train-azimuths 0:60"      # for accuracy by distance to the nearest training azimuth
 GAP_SHAPES = f"{GAP} --test-azimuths 70:350 --n-test-views 29"
 SHAPES_MODELS = "matrix-capsnet", "cnn", "cnn-gap"
@@ -185,7 +187,9 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
     *((NORB, "paper-azimuth", f"{PAPER_SIZE}-{name}", f"{MATRIX} --preset paper --n-epochs 10 {flags} --split azimuth",
        range(n), minutes) for name, flags, n, minutes in (
            ("iters-1", "--routing-iters 1", 5, 30), ("iters-3", "--routing-iters 3", 5, 55),
-           ("spread", "--loss spread", 3, 40))))
+           ("spread", "--loss spread", 3, 40))),
+    *((AFF, "colored", model, f"--model {model} --task images --data-dir {COLORED} --n-train 6000 --n-epochs 4 --n-val "
+       "1000", range(3), 2) for model in ("capsnet-shared", "capsnet", "cnn-gap", "cnn-dense")))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
@@ -199,8 +203,9 @@ NORB_NEAREST = "python3 bench/smallnorb_nearest.py"
 
 
 def all_flags(experiment, flags):
-    """Return flags with --digits mnist, unless they name the digits or the experiment has none"""
-    return flags if experiment == NORB or "--digits" in flags else f"{flags} --digits mnist"
+    """Return flags with --digits mnist, unless they name the digits or other data, or the experiment has none"""
+    names_data = "--digits" in flags or "--data-dir" in flags
+    return flags if experiment == NORB or names_data else f"{flags} --digits mnist"
 
 
 def measured(experiment, table, setting, seed, command, minutes, after=""):
@@ -235,6 +240,7 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     measured(MULTI, "statistics", "paper-protocol-long", 0, f"python3 bench/multimnist_statistics.py --load {LONG_RUN} "
            "--digits mnist", 15),
     measured(AFF, "nearest", "digits", 0, f"{AFF_NEAREST} --digits mnist", 3),
+    measured(AFF, "colored", "nearest", 0, f"python3 bench/colored_nearest.py --data-dir {COLORED}", 3),
     *(measured(AFF, "few-10", "nearest", seed, f"{AFF_NEAREST} --n-per-class 10 --digits mnist --seed {seed}", 1)
       for seed in range(5)),
     *(measured(AFF, "weights", name, 0, f"python3 {AFF}.py --load weights/affnist_{name}.npz --digits mnist "
@@ -293,6 +299,7 @@ CAPTIONS = {                       # of each table, in the results log
     "together, after the first five had been looked at.",
     (AFF, "long"): "The pretrained networks: trained on 240,000 translated digits.",
     (AFF, "mnist"): "MNIST's own task: its test images as they are.",
+    (AFF, "colored"): "MNIST's digits in random colors on random backgrounds, 32x32 px. Times are of a busy machine.",
     (AFF, "no-padding"): "Networks of the common backbone without padding.",
     (AFF, "nearest"): "Nearest neighbor in pixels.",
     (AFF, "weights"): "The pretrained networks, evaluated from their files. For -recomputed, the statistics of batch "
@@ -378,6 +385,17 @@ def weights_command(path, folder):
     return command
 
 
+def needs_colored(result):
+    """Return whether a result needs the digits in color"""
+    return COLORED in result.flags
+
+
+def colored_command(toy=False):
+    """Return the command that makes the digits in color, in a folder of its own at toy size"""
+    digits = "auto" if toy else "mnist"
+    return f"python3 bench/colored_digits.py {QUICK_COLORED if toy else COLORED} --digits {digits}"
+
+
 def digest(*paths):
     """Return the digest of some files of the project together, of those that exist"""
     there = [ROOT / path for path in paths if (ROOT / path).exists()]
@@ -397,6 +415,7 @@ def shell_command(result, folder, toy=False, after=""):
         command = result.flags.replace("{run}", shlex.quote(str(after)))
         if toy:
             command += " " + next(flags for part, flags in SMALL.items() if part in result.flags)
+            command = command.replace(COLORED, QUICK_COLORED)
         if "visualize" in result.flags:
             command += f" --quiet --outdir {shlex.quote(folder)}"
         return f"{command} --out-json {shlex.quote(str(Path(folder, 'metrics.json')))}"
@@ -405,5 +424,6 @@ def shell_command(result, folder, toy=False, after=""):
         small = TOY_SHAPES if "--data shapes" in result.flags else TOY.get(result.experiment, {"--n-epochs": 1})
         kept = [k for k, word in enumerate(words) if not {word, *words[max(0, k - 1):k]} & small.keys()]
         words = [words[k] for k in kept] + [str(word) for pair in small.items() for word in pair]
+        words = [QUICK_COLORED if word == COLORED else word for word in words]
     words += ["--seed", result.seed, "--threads", 1, "--quiet", "--outdir", folder]
     return f"python3 {result.experiment}.py {shlex.join(map(str, words))}"
