@@ -3,12 +3,12 @@
 # requires-python = ">=3.10"
 # dependencies = ["numpy>=2.0.0"]
 # ///
-"""affNIST CapsNet: capsule networks and CNNs trained on translated digits, tested on rotated, sheared and scaled ones.
+"""affNIST CapsNet: the 2017 paper's experiments with one object per image, on affine digits and MNIST; and any images.
 
-Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4 (the network) and 5.2 (robustness to
-affine transformations).
+Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4 (the network), 5 (MNIST), 5.2
+(robustness to affine transformations) and, by `--task images`, 7 (images in color and of other sizes).
 
-Question: networks are trained on MNIST digits that are translated on a larger canvas, and on nothing else. When a
+Question of the default task: networks are trained on MNIST digits that are translated on a larger canvas, and on nothing else. When a
 capsule network and a CNN classify translated digits equally well, is the capsule network more accurate on affine
 digits, which are also rotated, sheared and scaled (the paper: 79% against 66%)? If so, which part of it is the reason?
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Make a data set of images in color: MNIST's digits, padded to 32x32 px, each in a random color on a background of
-another, as docs/affnist_capsnet.md shows it. Color says nothing about the class.
+another, as docs/reference/affnist_capsnet.md shows. Color says nothing about the class.
 
     python3 bench/colored_digits.py runs/colored-digits --digits mnist
 """

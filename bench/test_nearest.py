@@ -135,8 +135,8 @@ def test_digits_in_color_by_hand():
 
 
 def test_the_page_shows_how_digits_are_colored():
-    """docs/affnist_capsnet.md has the function as the file has it"""
-    page = (ROOT / "docs" / "affnist_capsnet.md").read_text("utf-8")
+    """docs/reference/affnist_capsnet.md has the function as the file has it"""
+    page = (ROOT / "docs" / "reference" / "affnist_capsnet.md").read_text("utf-8")
     file = (ROOT / "bench" / "colored_digits.py").read_text("utf-8")
     shown = page.partition("def in_color")[2].partition("\n```")[0]
     assert shown and "def in_color" + shown.rstrip() in file
