@@ -8,9 +8,10 @@
 Sabour, Frosst & Hinton, "Dynamic routing between capsules", NIPS 2017, sections 4 (the network), 5 (MNIST), 5.2
 (robustness to affine transformations) and, by `--task images`, 7 (images in color and of other sizes).
 
-Question of the default task: networks are trained on MNIST digits that are translated on a larger canvas, and on nothing else. When a
-capsule network and a CNN classify translated digits equally well, is the capsule network more accurate on affine
-digits, which are also rotated, sheared and scaled (the paper: 79% against 66%)? If so, which part of it is the reason?
+Question of the default task: networks are trained on MNIST digits that are translated on a larger canvas, and on
+nothing else. When a capsule network and a CNN classify translated digits equally well, is the capsule network more
+accurate on affine digits, which are also rotated, sheared and scaled (the paper: 79% against 66%)? If so, which part of
+it is the reason?
 
     stage        layer                                                               output
     Input        a translated digit, 40x40 px, padded with 4 px of background        (N, 48, 48)
