@@ -176,14 +176,16 @@ def decided(how, found):
     which are looked at"""
     if how is None and any(given.kind for given in found):
         how = How("images", reason="CIFAR-10 and SVHN are such")
+    if how is not None and (how.kind == "digits" or how.side is not None):
+        return how
+    seen = seen_of(found)
     if how is None:
-        seen = seen_of(found)
         n = sum(map(is_drawing, seen))
         is_digits = n > MOST * len(seen) or not seen
         how = How("digits" if is_digits else "images",
                   reason=f"{n} of {counted(len(seen), 'image')} looked at are drawings in one color on plain paper")
-    if how.kind == "images" and how.side is None:
-        how = dataclasses.replace(how, side=own_side(found))
+    if how.kind == "images":
+        how = dataclasses.replace(how, side=own_side(seen))
     return how
 
 
@@ -191,17 +193,18 @@ def seen_of(found):
     """Return what is looked at of all Givens together, as looked_at returns it: about LOOKED_AT images, of each Given
     in proportion to its number of images, but at least one"""
     numbers = [len(given.images) if hasattr(given.images, "__len__") else 0 for given in found]
-    seen = []
+    progress, seen = Progress(), []
     for given, n in zip(found, numbers):
+        progress.step(f"{given.where}: {len(seen)} images looked at")
         share = n / max(1, sum(numbers))
         seen += looked_at(given.images, max(1, round(LOOKED_AT * share)))
     return seen
 
 
-def own_side(found):
+def own_side(seen):
     """Return the side of images, px: their own if all that are looked at are square, of one size and of use, else
     USUAL_SIDE"""
-    shapes = {colors.shape[:2] for colors in seen_of(found)}
+    shapes = {colors.shape[:2] for colors in seen}
     height, width = shapes.pop() if len(shapes) == 1 else (0, 0)
     return height if height == width and LEAST_SIDE <= height <= LARGEST_SIDE else USUAL_SIDE
 
