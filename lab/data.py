@@ -405,6 +405,21 @@ def one_channel(gray, sides=(), cameras=1):
     return gray
 
 
+def check_finite(parts):
+    """Raise InputError if one of some arrays of images, (n, ...), has a number that is not finite"""
+    n = sum(map(len, parts))
+    bad = sum(int((~np.isfinite(part).reshape(len(part), -1).all(1)).sum()) for part in parts)
+    if bad:
+        raise InputError(f"{bad} of {n} images {'has' if bad == 1 else 'have'} NaN or infinite levels. Leave them out")
+
+
+def check_not_just_above_1(largest):
+    """Raise InputError if the largest level of images is neither of 0 to 1 nor of 0 to 255: taken for 255, a little
+    over 1 would make all images black"""
+    if 1 < largest < 2:
+        raise InputError(f"images have levels up to {largest:.4g}, a little over 1. Clip them to 1, or give 0 to 255")
+
+
 def gray_images(images, sides=(), cameras=1):
     """Return images as a list of arrays of gray levels, (n, H, W) uint8, light on dark, all in one or, where their
     sizes differ, one for each; and what was done to how many images, a Counter of words.
@@ -415,8 +430,10 @@ def gray_images(images, sides=(), cameras=1):
     inverted. Raise InputError for what is no image."""
     parts, notes = as_arrays(images), collections.Counter()
     grays = [one_channel(part, sides, cameras) for part in parts]
+    check_finite(grays)
     least, largest = (float(of([of(gray) for gray in grays])) for of in (np.min, np.max))
-    if not (least >= 0 and largest <= 255.5):                           # also NaN
+    check_not_just_above_1(largest)
+    if least < 0 or largest > 255.5:
         mend = "(x + 1) / 2" if -1 <= least < -0.5 and largest <= 1 else "0 to 255, or 0 to 1, before any normalization"
         raise InputError(f"images have gray levels from {least:.3g} to {largest:.3g}. Give {mend}")
     unit = 1 if largest <= 1 else largest if largest <= FEW_GRAYS else 255

@@ -15,6 +15,8 @@ from .data import (
     as_array,
     as_arrays,
     block_means,
+    check_finite,
+    check_not_just_above_1,
     gray_levels,
     is_picture,
     read_pixels,
@@ -171,11 +173,19 @@ def largest_level(parts):
     is not clear what they mean"""
     if all(part.dtype == np.uint8 for part in parts):
         return 255
+    check_finite(parts)
     least = min(float(part.min()) for part in parts)
     largest = max(float(part.max()) for part in parts)
-    if not (least >= 0 and largest <= 255):                    # also NaN
+    if least < 0 or largest > 255:
         raise InputError(f"images have levels from {least:.3g} to {largest:.3g}. Give 0 to 255, or 0 to 1, before any "
                          "normalization")
+    check_not_just_above_1(largest)
+    for part in parts:
+        of_channels = part.max((0, 1, 2)) if part.ndim == 4 else np.array([largest])
+        if largest > 1 and ((0 < of_channels) & (of_channels <= 1)).any():
+            said = ", ".join(f"{level:.3g}" for level in of_channels)
+            raise InputError(f"the largest levels of the channels are {said}. Give all channels one range, 0 to 255 "
+                             "or 0 to 1")
     return 1 if largest <= 1 else 255
 
 

@@ -86,7 +86,7 @@ def test_two_channels_are_kept_and_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize("images, words", [
-    (SIZED - 128.0, "levels from -12"), (SIZED * np.nan, "nan"), (SIZED.astype(int) * 300, "levels from"),
+    (SIZED - 128.0, "levels from -12"), (SIZED * np.nan, "NaN or infinite"), (SIZED.astype(int) * 300, "levels from"),
     (np.zeros((3, 24, 24, 5)), r"Give \(n, H, W\) or"), (np.zeros((3, 77)), r"\(3, 77\)"),
     ([SIZED[0], SIZED[1, ..., 0]], "several numbers of channels|images are")])
 def test_arrays_that_are_no_images_are_refused(images, words):
@@ -252,3 +252,20 @@ def test_several_numbers_of_channels_are_refused():
     with pytest.raises(InputError, match="several numbers of channels .1, 3."):
         make_idx.data_set_of([make_idx.Chunk("", np.zeros(shape, np.uint8), ["a"] * 2, None)
                               for shape in ((2, 20, 20), (2, 20, 20, 3))], 0)
+
+
+@pytest.mark.parametrize("level, fault", [
+    (1.01, "levels up to 1.01, a little over 1. Clip them to 1"), (np.nan, "1 of 6 images has NaN or infinite levels")])
+@pytest.mark.parametrize("how", [dict(kind="images", side=24), dict(kind="digits")], ids=lambda how: how["kind"])
+def test_one_wrong_number_does_not_make_all_images_black(tmp_path, level, fault, how):
+    """One pixel a little over 1 was taken for levels up to 255, without a word"""
+    images = np.random.default_rng(0).random((6, 24, 24))
+    images[0, 1, 1] = level
+    with pytest.raises(InputError, match=fault):
+        make_idx.make(tmp_path / "data", (images, np.arange(6) % 2), **how)
+
+
+def test_channels_of_different_ranges_are_refused(tmp_path):
+    images = np.random.default_rng(0).random((6, 24, 24, 2)) * [1, 255]
+    with pytest.raises(InputError, match="Give all channels one range"):
+        make_idx.make(tmp_path / "data", (images, np.arange(6) % 2), kind="images", side=24)

@@ -120,7 +120,7 @@ def test_paths_and_buffers_are_images(network, tmp_path):
 
 
 @pytest.mark.parametrize("images, fault", [
-    (BIG - 128.0, "from -128 to 127"), (BIG * 300.0, "to 7.65e"), (BIG * np.nan, "to nan"),
+    (BIG - 128.0, "from -128 to 127"), (BIG * 300.0, "to 7.65e"), (BIG * np.nan, "NaN or infinite"),
     (BIG / 127.5 - 1, r"Give \(x \+ 1\) / 2"), ([BIG[0], "x.png"], "x.png: no such file. Give a PNG"),
     ([BIG[0], None], "of type list"),
     ({"a": BIG, "b": 1}, r"are a dict with the keys 'a', 'b'. Give the array of one key, or.* list\(images.values"),
