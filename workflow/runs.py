@@ -23,7 +23,7 @@ class Result(NamedTuple):
     seed: int
     flags: str                     # of a training; of a measurement its whole command
     minutes: float
-    after: str = ""                # the name of the run whose folder replaces {run} in its command
+    after: tuple = ()              # names of the runs whose folders replace, in turn, {run} in its command
     is_training: bool = True       # or a measurement: on a trained network, or of a baseline that is not trained
 
     @property
@@ -35,7 +35,7 @@ class Result(NamedTuple):
         """Return the key of its golden values: its flags without sizes and draws. A result with a command of its own
         has the key of the run that made the weights it loads, else that of no flags."""
         if self.after:
-            setting = self.after.rpartition("-")[0]
+            setting = self.after[0].rpartition("-")[0]
             return next(run.golden_key for run in RESULTS if run.name.rpartition("-")[0] == setting)
         if not self.is_training:
             return next((run.golden_key for path, run in WEIGHTS.items() if path in self.flags), "")
@@ -208,8 +208,9 @@ def all_flags(experiment, flags):
     return flags if experiment == NORB or names_data else f"{flags} --digits mnist"
 
 
-def measured(experiment, table, setting, seed, command, minutes, after=""):
-    """Return the Result of a command that trains no network of its own"""
+def measured(experiment, table, setting, seed, command, minutes, *after):
+    """Return the Result of a command that trains no network of its own. after: names of runs, see
+    Result"""
     return Result(experiment, table, setting, seed, command, minutes, after, is_training=False)
 
 
@@ -226,10 +227,10 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     measured(MULTI, "weights", "residual-paper-protocol", 0,
            f"python3 {MULTI}.py --load {PRETRAINED} {PAPER_PROTOCOL} --digits mnist --threads 1 --quiet", 1),
     *(measured(experiment, "weights", f"{name}-recomputed", seed, f"python3 {experiment}.py --load {path} "
-             "--recompute-statistics 800 --digits mnist --threads 1 --quiet", 2, after)
-      for experiment, name, path, seed, after in (
-        (MULTI, "residual", PRETRAINED, 0, ""), (MULTI, "paper-protocol-long", LONG_RUN, 0, ""),
-        *((AFF, name, f"weights/affnist_{name}.npz", 0, "") for name in ("capsnet-shared", "cnn-gap")),
+             "--recompute-statistics 800 --digits mnist --threads 1 --quiet", 2, *after)
+      for experiment, name, path, seed, *after in (
+        (MULTI, "residual", PRETRAINED, 0), (MULTI, "paper-protocol-long", LONG_RUN, 0),
+        *((AFF, name, f"weights/affnist_{name}.npz", 0) for name in ("capsnet-shared", "cnn-gap")),
         *((MULTI, name, "{run}", seed, f"{MULTI}/{table}/{name}-{seed}") for table, name, _ in LONG_RUNS
           for seed in range(3) if (name, seed) != ("paper-protocol-long", 0)))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
@@ -407,12 +408,14 @@ def toy_line(experiment):
     return shlex.join(map(str, (experiment, *(word for pair in TOY.get(experiment, {}).items() for word in pair))))
 
 
-def shell_command(result, folder, toy=False, after=""):
+def shell_command(result, folder, toy=False, after=()):
     """Return the command that makes a result and writes it to metrics.json in a folder. toy: at a size that takes
-    seconds. after: the folder of the run that it comes after"""
+    seconds. after: the folders of the runs that it comes after"""
     folder = str(folder)
     if not result.is_training:
-        command = result.flags.replace("{run}", shlex.quote(str(after)))
+        command = result.flags
+        for one in after:
+            command = command.replace("{run}", shlex.quote(str(one)), 1)
         if toy:
             command += " " + next(flags for part, flags in SMALL.items() if part in result.flags)
             command = command.replace(COLORED, QUICK_COLORED)
