@@ -272,6 +272,10 @@ def load_networks(paths, args):
     if len(set(experiments.values())) > 1:
         raise InputError("--load: the networks are of two experiments. Give networks of one")
     module = importlib.import_module(next(iter(experiments.values())))
+    for name in "digits", "data_dir", "norb_dir":
+        if hasattr(args, name) and name not in {f.name for f in module.SETTINGS}:
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag}: has no effect on networks of {module.EXPERIMENT}.py. Leave it out")
     found = [networks.load_for_evaluation(module, path, args) for path in paths]
     return [Network(module, config, loaded.weights) for loaded, config in found], [
         loaded for loaded, _ in found

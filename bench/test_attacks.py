@@ -297,6 +297,7 @@ def test_what_is_refused(saved, monkeypatch, tmp_path):
         (["--load", gap, full], "see different images"),
         (["--load", gap, "--n-images", 0], "--n-images 0: must be"),
         (["--load", tmp_path / "none.npz"], "is not a network of"),
+        (["--load", gap, "--norb-dir", "x"], "--norb-dir: has no effect on networks of affnist"),
         (["--load", gap, "--out-json", tmp_path / "no" / "r.json"], "r.json"),
     ):
         with pytest.raises((InputError, ac.InputError), match=named):
