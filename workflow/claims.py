@@ -108,8 +108,9 @@ def background(name, label, setting, layer, when="after"):
 def r_squared(factor, words):
     """Return the measures of one factor: R² from capsules minus that from vectors"""
     key = f"dimensions.trained.{factor}"
+    name = factor.replace("_", "-")
     return tuple(
-        pair(f"{model}-{factor}", f"R², {words}: {model} minus vector-gap", "affnist",
+        pair(f"{model}-{name}", f"R², {words}: {model} minus vector-gap", "affnist",
              f"dimensions/{model}", "dimensions/vector-gap", key, "2 digits")
         for model in ("capsnet", "capsnet-shared"))
 
