@@ -176,11 +176,9 @@ def fgsm(ascent, pixels, labels, epsilon):
 def bim(ascent, pixels, labels, epsilon, n_steps=N_STEPS):
     """Return the images after n_steps steps of epsilon / n_steps, each along the sign of the
     gradient where it starts."""
-    size = pixels.dtype.type(epsilon)
     moved = pixels
     for _ in range(n_steps):
         moved = step(moved, np.sign(ascent(moved, labels)), epsilon / n_steps)
-        moved = np.clip(moved, pixels - size, pixels + size)  # rounding may have left it
     return moved
 
 
@@ -266,16 +264,16 @@ def load_networks(paths, args):
     experiments = {str(path): lab.experiment_of(path) for path in paths}
     for path, experiment in experiments.items():
         if experiment not in (DIGITS, TOYS):
-            raise InputError(
-                f"{path}: is not a network of {DIGITS}.py or {TOYS}.py. Give one"
-            )
+            raise InputError(f"{path}: is not a network of {DIGITS}.py or {TOYS}.py. Give one")
     if len(set(experiments.values())) > 1:
         raise InputError("--load: the networks are of two experiments. Give networks of one")
     module = importlib.import_module(next(iter(experiments.values())))
     for name in "digits", "data_dir", "norb_dir":
         if hasattr(args, name) and name not in {f.name for f in module.SETTINGS}:
             flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag}: has no effect on networks of {module.EXPERIMENT}.py. Leave it out")
+            raise InputError(
+                f"{flag}: has no effect on networks of {module.EXPERIMENT}.py. Leave it out"
+            )
     found = [networks.load_for_evaluation(module, path, args) for path in paths]
     return [Network(module, config, loaded.weights) for loaded, config in found], [
         loaded for loaded, _ in found

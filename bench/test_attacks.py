@@ -26,7 +26,7 @@ def digits_config(model, **more):
 
 def toys_config(model, **more):
     if model == "cnn":
-        more["preset"] = "small"
+        more = {"preset": "small"} | more
     return norb.Config(model=model, **more)
 
 
@@ -40,24 +40,29 @@ def network_of(module, config, dtype=np.float64):
     return attacks.Network(module, config, module.weights_of(state))
 
 
-NETWORKS = [("digits", model) for model in DIGITS] + [("toys", model) for model in TOYS]
+NETWORKS = {  # those that are attacked, and two that pad images or add coordinates
+    **{f"digits, {model}": digits_config(model) for model in DIGITS},
+    **{f"toys, {model}": toys_config(model) for model in TOYS},
+    "toys, cnn of the paper": toys_config("cnn", preset="paper", dropout=0.0),
+    "toys, cnn-gap with coordinates": toys_config("cnn-gap", coordinates=True),
+}
 
 
-def made(task, model):
+def made(name):
     """A Network and two images of noise, on which no two values are equal, in float64"""
     rng = np.random.default_rng(0)
-    if task == "digits":
-        return network_of(ac, digits_config(model)), rng.random((2, 40, 40))
-    return network_of(norb, toys_config(model)), rng.random((2, 48, 48, 2))
+    if name.startswith("digits"):
+        return network_of(ac, NETWORKS[name]), rng.random((2, 40, 40))
+    return network_of(norb, NETWORKS[name]), rng.random((2, 48, 48, 2))
 
 
 # -------------------------------------------------------------- gradients
 
 
-@pytest.mark.parametrize("task, model", NETWORKS)
-def test_the_gradient_is_that_of_the_score_gap_by_centered_differences(task, model):
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_gradient_is_that_of_the_score_gap_by_centered_differences(name):
     """Along single pixels, at the edge and in the middle, and along all at once"""
-    network, pixels = made(task, model)
+    network, pixels = made(name)
     labels = np.array([3, 1])
 
     def value(pixels):
@@ -84,14 +89,14 @@ def test_the_gradient_is_that_of_the_score_gap_by_centered_differences(task, mod
             assert np.abs(slope).min() > 1e-9
 
 
-@pytest.mark.parametrize("task, model", NETWORKS)
-def test_scores_are_those_that_the_script_classifies_by(task, model):
-    """Images of the data, by the script's own preparation in float32"""
-    network, pixels = made(task, model)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_scores_are_those_that_the_script_classifies_by(name):
+    """Images of the data, by the script's own preparation"""
+    network, pixels = made(name)
     images = np.rint(255 * pixels).astype(np.uint8)
     module = network.module
     prepared = (
-        images / 255 if task == "digits" else norb.crop_batch(images, slice(None), dtype=np.float64)
+        images / 255 if module is ac else norb.crop_batch(images, slice(None), dtype=np.float64)
     )
     usual, _ = module.forward(network.weights, prepared, network.config)
     found, _ = attacks.scores_of(network, images / 255)
@@ -100,7 +105,7 @@ def test_scores_are_those_that_the_script_classifies_by(task, model):
 
 def test_an_image_of_one_gray_level_has_no_gradient_of_its_spread():
     """Below one gray level the standard deviation counts as one: centered differences"""
-    network, _ = made("toys", "cnn")
+    network, _ = made("toys, cnn")
     rng = np.random.default_rng(0)
     pixels = 0.5 + 0.2 / 255 * rng.standard_normal((1, 48, 48, 2))
     inputs, cache = attacks.inputs_forward(network, pixels)
