@@ -14,6 +14,9 @@ factors cannot be 1.
 
 Baselines, by the same regression: the center of mass of the ink; that, the second moments of the
 ink, and its sum; and the capsules of the same network before its training.
+
+The same is measured once more with all digits at the center of the canvas, where no position has to
+be told from a shape.
 """
 
 import sys
@@ -55,31 +58,32 @@ def thicken(images, amounts):
     return np.rint((1 - share) * images + share * extreme).astype(np.uint8)
 
 
-def draw(images, side, rng):
+def draw(images, side, rng, is_centered=False):
     """Draw digits anew, each with random factors. images: (n, 28, 28) uint8. Return canvases,
     (n, side, side) uint8, and factors, (n, 7), in the order of FACTORS: the position of the
     middle of the image on the canvas in px, degrees, shear and scales as in affine_matrix, and
-    the amount of thicken."""
+    the amount of thicken. Digits at the center have the same other factors as elsewhere."""
     n = len(images)
     drawn = {name: rng.uniform(*bounds, n) for name, bounds in affnist.RANGES.items()}
     matrices = affnist.affine_matrix(**drawn)
     drawn["thickness"] = rng.uniform(-MOST_THICKNESS, MOST_THICKNESS, n)
     thickened = thicken(images, drawn["thickness"])
-    canvases, centers = affnist.transform_digits(thickened, matrices, rng, side)
+    rng_of_positions = None if is_centered else rng
+    canvases, centers = affnist.transform_digits(thickened, matrices, rng_of_positions, side)
     drawn["y"], drawn["x"] = centers.T
     return canvases, np.stack([drawn[name] for name in FACTORS], axis=1)
 
 
-def draw_all(data, config):
+def draw_all(data, config, is_centered=False):
     """Return the test digits of load_data's dict, drawn anew: samples, a dict of images (n,
-    side, side) uint8 and labels (n,); and factors, (n, 7)."""
+    side, side) uint8 and labels (n,); and factors, (n, 7). is_centered: see draw."""
     images, labels = data["test"]
     n = min(config.n_test or len(labels), len(labels))
     canvases, factors = [], []
     for k, start in enumerate(range(0, n, affnist.CHUNK)):
         rng = affnist.rng_for(config.seed, affnist.EVALUATION, RANDOM_KEY, k)
         part = images[start : min(start + affnist.CHUNK, n)]
-        part_canvases, part_factors = draw(part, affnist.SIDES[config.task], rng)
+        part_canvases, part_factors = draw(part, affnist.SIDES[config.task], rng, is_centered)
         canvases.append(part_canvases)
         factors.append(part_factors)
     samples = {"images": np.concatenate(canvases), "labels": labels[:n].astype(np.int64)}
@@ -135,10 +139,14 @@ def untrained_weights(data, config):
     return affnist.weights_of(state)
 
 
-def measure(network, workers):
+def measure(network, workers, is_centered=False):
     """Return R^2 of every factor, {"trained", "untrained", "center", "moments": {factor: R^2}},
-    and the accuracy. network: lab.networks.Network."""
-    samples, factors = draw_all(network.data, network.config)
+    and the accuracy. network: lab.networks.Network. At the center positions hardly vary, and are
+    left out."""
+    samples, factors = draw_all(network.data, network.config, is_centered)
+    names = FACTORS
+    if is_centered:
+        names, factors = FACTORS[2:], factors[:, 2:]
     capsules, accuracy = true_capsules(network.params, samples, network.config, workers)
     untrained, _ = true_capsules(
         untrained_weights(network.data, network.trained), samples, network.config, workers
@@ -151,10 +159,18 @@ def measure(network, workers):
         "moments": of_ink,
     }
     found = {
-        name: dict(zip(FACTORS, r_squared(x, factors, samples["labels"]).tolist()))
+        name: dict(zip(names, r_squared(x, factors, samples["labels"]).tolist()))
         for name, x in inputs.items()
     }
     return found, accuracy
+
+
+def print_r_squared(say, where, accuracy, found):
+    """Print what measure returns. where: the digits' positions in words."""
+    say(f"  digits {where}, {100 * accuracy:.1f}% correctly classified")
+    for name, of_factors in found.items():
+        words = [f"{factor} {value:.3f}" for factor, value in of_factors.items()]
+        say(f"    {name:9}  " + "  ".join(words))
 
 
 def main():
@@ -180,16 +196,11 @@ def main():
     network = networks.make(affnist, args.load, loaded, config, affnist.load_data(config))
     with affnist.worker_threads(config) as workers:
         found, accuracy = measure(network, workers)
+        centered, centered_accuracy = measure(network, workers, is_centered=True)
     say = Progress(config.quiet or args.out_json == "-").say
-    say(
-        f"{config.model}, {affnist.data_name(network.data['source'], loaded.source)}: "
-        f"accuracy on these digits {accuracy:.4f}; R^2"
-    )
-    for name, of_factors in found.items():
-        say(
-            f"  {name:9}  "
-            + "  ".join(f"{factor} {value:.3f}" for factor, value in of_factors.items())
-        )
+    say(f"{config.model}, {affnist.data_name(network.data['source'], loaded.source)}; R^2")
+    print_r_squared(say, "at any position", accuracy, found)
+    print_r_squared(say, "at the center", centered_accuracy, centered)
     if args.out_json:
         _, state = affnist.load(args.load)
         write_json(
@@ -198,6 +209,8 @@ def main():
             | {
                 "dimensions": found,
                 "dimensions_accuracy": accuracy,
+                "centered_dimensions": centered,
+                "centered_dimensions_accuracy": centered_accuracy,
                 "history": {},
                 "loaded": loaded.file,
             },

@@ -97,6 +97,11 @@ def test_factors_are_what_was_drawn():
         assert drawn[name].max() - drawn[name].min() > 0.8 * (high - low)
     assert drawn["x"].max() - drawn["x"].min() > 20
 
+    # at the center the other factors are the same, and x and y hardly vary
+    _, same = dimensions.draw(dot, 40, np.random.default_rng(0), is_centered=True)
+    assert np.array_equal(same[:, 2:], factors[:, 2:])
+    assert np.ptp(same[:, :2]) < 1e-6 and same[0, 0] == pytest.approx(19.5)
+
     bar = np.zeros((50, 28, 28), np.uint8)
     bar[:, 13:15, 6:22] = 255
     canvases, factors = dimensions.draw(bar, 40, rng)
@@ -156,6 +161,8 @@ def test_the_command(trained, tmp_path, monkeypatch, capsys):
     assert found["dimensions"]["untrained"] != found["dimensions"]["trained"]
     assert found["loaded"]["file"] == "w.npz" and 0 <= found["dimensions_accuracy"] <= 1
     assert "  untrained  x " in capsys.readouterr().out
+    centered = found["centered_dimensions"]
+    assert all(tuple(one) == dimensions.FACTORS[2:] for one in centered.values())
     for config in (
         ac.Config(model="cnn-gap", conv1_channels=4),
         ac.Config(task="mnist", conv1_channels=4),

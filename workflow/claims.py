@@ -105,10 +105,13 @@ def background(name, label, setting, layer, when="after"):
     return pair(name, label, "smallnorb", setting, setting, f"{key}.0 vs {key}.1", "3 digits")
 
 
-def r_squared(factor, words):
-    """Return the measures of one factor: R² from capsules minus that from vectors"""
-    key = f"dimensions.trained.{factor}"
+def r_squared(factor, words, table="dimensions"):
+    """Return the measures of one factor: R² from capsules minus that from vectors. table:
+    "dimensions", or "centered_dimensions" of digits at the center"""
+    key = f"{table}.trained.{factor}"
     name = factor.replace("_", "-")
+    if table == "centered_dimensions":
+        name += "-centered"
     return tuple(
         pair(f"{model}-{name}", f"R², {words}: {model} minus vector-gap", "affnist",
              f"dimensions/{model}", "dimensions/vector-gap", key, "2 digits")
@@ -926,6 +929,9 @@ CLAIMS = (
             *r_squared("scale_x", "scale x"),
             *r_squared("scale_y", "scale y"),
             *r_squared("thickness", "stroke thickness"),
+            *r_squared("rotation", "centered digits, rotation", "centered_dimensions"),
+            *r_squared("scale_y", "centered digits, scale y", "centered_dimensions"),
+            *r_squared("thickness", "centered digits, stroke thickness", "centered_dimensions"),
         ),
     ),
     Claim(
