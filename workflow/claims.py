@@ -13,7 +13,8 @@ settings is one test: of several evaluations the one that its plan names, or els
 the toys' networks of the paper's kind that is novel viewpoints at matched familiar accuracy, where
 the network that is the more accurate at familiar viewpoints on average is stopped; all others were
 planned to be tested at the end of training. Not among the tests are tables that serve
-another purpose: padding, no-padding, components other than routing, the pretrained networks.
+another purpose: padding, no-padding, components other than routing, the pretrained networks,
+networks that were trained again to be measured.
 
 A claim without a number of the paper's is a finding of ours, and has no verdict.
 """
