@@ -418,7 +418,7 @@ CLAIMS = (
         ),
     ),
     Claim(
-        "routing-replaced",
+        "multimnist-coefficients",
         "What a CapsNet trained with three routing iterations loses if its coupling coefficients "
         "are replaced, or if it has more iterations.",
         "no number; Paik et al. (2019): often worse than uniform or random coefficients",
