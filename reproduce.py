@@ -71,9 +71,15 @@ def planned(experiment, setting, seed):
     known = {result.seed: result for result in render.PLANNED[experiment, setting]}
     result = known.get(seed) or max(known.values(), key=lambda each: bool(each.after))  # else one of a shipped file
     if result.after:
-        *_, table, before = result.after.split("/")
-        first = planned(experiment, f"{table}/{before.rpartition('-')[0]}", seed)
-        return [*first, result._replace(seed=seed, after=first[-1].name)]
+        needed_runs, names = [], []
+        for name in result.after:
+            *_, table, run = name.split("/")
+            setting, _, its_seed = run.rpartition("-")
+            # another network's seed may differ from the result's
+            its_seed = seed + int(its_seed) - result.seed
+            needed_runs += planned(experiment, f"{table}/{setting}", its_seed)
+            names.append(needed_runs[-1].name)
+        return [*needed_runs, result._replace(seed=seed, after=tuple(names))]
     if not result.is_training and " --seed " not in result.flags:
         return [result]
     flags = re.sub(r" --seed \d+", f" --seed {seed}", result.flags)
@@ -117,9 +123,8 @@ def made(result):
 def job_of(name, results, threads):
     """Return the Job of one of some Results, {name: Result}. The bits are the same for any number of threads."""
     result = results[name]
-    folder, before = made(result).absolute(), ""
-    if result.after:
-        before = made(results[result.after]).absolute()
+    folder = made(result).absolute()
+    before = [made(results[run]).absolute() for run in result.after]
     command = runs.shell_command(result, folder, after=before).replace(" --quiet", "")
     words = shlex.split(command.replace("--threads 1 ", f"--threads {threads} "))[1:]
     return running.Job(name, words, folder, result.after)

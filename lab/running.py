@@ -19,7 +19,7 @@ class Job(NamedTuple):
     name: str                      # in messages
     words: list                    # the command's words after python3
     folder: Path
-    after: str = ""                # name of the job that ends before this one begins, if it is to be run
+    after: tuple = ()              # names of the jobs that end before this one begins, if they are to be run
 
     @property
     def path(self):
@@ -52,8 +52,9 @@ def run(jobs, n_at_once, say, folder=None):
         say(f"  {time.perf_counter() - began:6.0f} s  {job.name}  {text}")
 
     def one(job):
-        if job.after in done:
-            done[job.after].wait()
+        for name in job.after:
+            if name in done:
+                done[name].wait()
         try:
             process = subprocess.Popen([sys.executable, *map(str, job.words)], cwd=folder, encoding="utf-8",
                                        errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -608,7 +608,12 @@ COLUMNS = {                        # of a results log, if a run has them: headin
     "MSE per pixel": ("test_recon_mse",), "after the sign attack": ("sign_attack.vote",),
     "AUROC, noise": ("detection.noise.length", "detection.noise.probability"),
     "activation, background": ("background_activity.after.a.primary.0",),
-    "activation, toy": ("background_activity.after.a.primary.1",)}
+    "activation, toy": ("background_activity.after.a.primary.1",),
+    "R\u00b2, x": ("dimensions.trained.x",), "R\u00b2, rotation": ("dimensions.trained.rotation",),
+    "R\u00b2, thickness": ("dimensions.trained.thickness",),
+    "random coefficients": ("coefficients.random.exact_match",),
+    "area, BIM, capsules": ("area.matrix-capsnet.bim", "area.capsnet.bim"),
+    "area, BIM, CNN": ("area.cnn.bim", "area.cnn-dense.bim"), "area, BIM, GAP-CNN": ("area.cnn-gap.bim",)}
 
 
 def results_log(results, experiment):

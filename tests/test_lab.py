@@ -290,7 +290,7 @@ def test_comparison_by_hand():
 
 # -------------------------------------------------------------- processes
 
-def job(path, name, code, after=""):
+def job(path, name, code, *after):
     """Return a Job that runs some code and then writes its file"""
     folder = path / name
     code += f"; open({str(folder / 'metrics.json')!r}, 'w').write('made')"
@@ -299,7 +299,7 @@ def job(path, name, code, after=""):
 
 def test_commands_run_side_by_side_once_and_after_those_they_need(tmp_path):
     said, folder = [], tmp_path / "made"
-    jobs = [job(folder, "b", f"print('epoch 1/1  lo'); open({str(folder / 'a' / 'metrics.json')!r})", after="a"),
+    jobs = [job(folder, "b", f"print('epoch 1/1  lo'); open({str(folder / 'a' / 'metrics.json')!r})", "a"),
             job(folder, "a", "import time; time.sleep(0.5); print('noise')")]
     running.run(jobs, 2, said.append)
     assert [line.split("s  ")[1] for line in said] == ["a  done", "b  epoch 1/1  lo", "b  done"]

@@ -156,6 +156,15 @@ def test_a_new_seed_of_what_is_measured_on_a_shipped_file_is_trained():
     assert len(of[0]) == 1 and [name.replace("-3", "-1") for name in of[2]] == of[1] and len(of[1]) == 2
 
 
+def test_a_new_seed_of_what_is_measured_on_several_networks_needs_those_of_the_next_seed_too():
+    *first, attacked = reproduce.planned(runs.AFF, "attacks/digits", 7)
+    again = f"{runs.AFF}/trained-again"
+    assert attacked.after == (f"{again}/small-capsnet-7", f"{again}/small-cnn-dense-7", f"{again}/cnn-gap-7",
+                              f"{again}/small-capsnet-8", f"{again}/small-cnn-dense-8")
+    assert tuple(result.name for result in first) == attacked.after
+    assert all(result.seed == int(result.name.rpartition("-")[2]) for result in first)
+
+
 @pytest.mark.parametrize("flags, words", {
     "nothing": "nothing: no such claim. Give one of multimnist-accuracy, ", "em-rooting": "Give em-routing",
     "MNIST": "Give mnist", "routing": "Give one of multimnist-routing, em-routing",

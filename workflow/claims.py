@@ -13,7 +13,8 @@ settings is one test: of several evaluations the one that its plan names, or els
 the toys' networks of the paper's kind that is novel viewpoints at matched familiar accuracy, where
 the network that is the more accurate at familiar viewpoints on average is stopped; all others were
 planned to be tested at the end of training. Not among the tests are tables that serve
-another purpose: padding, no-padding, components other than routing, the pretrained networks.
+another purpose: padding, no-padding, components other than routing, the pretrained networks,
+networks that were trained again to be measured.
 
 A claim without a number of the paper's is a finding of ours, and has no verdict.
 """
@@ -105,6 +106,61 @@ def background(name, label, setting, layer, when="after"):
     return pair(name, label, "smallnorb", setting, setting, f"{key}.0 vs {key}.1", "3 digits")
 
 
+def r_squared(factor, words, table="dimensions"):
+    """Return the measures of one factor: R² from capsules minus that from vectors. table:
+    "dimensions", or "centered_dimensions" of digits at the center"""
+    key = f"{table}.trained.{factor}"
+    name = factor.replace("_", "-")
+    if table == "centered_dimensions":
+        name += "-centered"
+    return tuple(
+        pair(f"{model}-{name}", f"R², {words}: {model} minus vector-gap", "affnist",
+             f"dimensions/{model}", "dimensions/vector-gap", key, "2 digits")
+        for model in ("capsnet", "capsnet-shared"))
+
+
+def replaced(name, words):
+    """Return the measures of one way to replace the coupling coefficients: exact match and
+    reconstruction error minus those with the network's own"""
+    setting, keys = "coefficients/iters-3", f"coefficients.{words}"
+    label = f"tested with {WORDS_OF_COEFFICIENTS[name]}"
+    own = "coefficients.trained"
+    return (multi(name, label, setting, setting, f"{keys}.exact_match vs {own}.exact_match"),
+            multi(f"{name}-mse", f"{label}: reconstruction MSE per pixel", setting, setting,
+                  f"{keys}.recon_mse vs {own}.recon_mse", "4 digits"))
+
+
+def more_iterations(n):
+    """Return the measures of a network that was trained with n iterations, minus that with 3"""
+    one, other = f"iterations/iters-{n}", "iterations/iters-3"
+    label = f"trained and tested with {n} iterations"
+    return (multi(f"trained-with-{n}", label, one, other),
+            multi(f"trained-with-{n}-mse", f"{label}: reconstruction MSE per pixel", one, other,
+                  "test_recon_mse", "4 digits"))
+
+
+def attacked(experiment, data, capsules, cnn):
+    """Return the measures of attacks on a capsule network, a CNN and a GAP-CNN: areas, capsules
+    minus each CNN. data: "toys" or "digits". capsules, cnn: models. Images of the black box were
+    made against other networks of these two models"""
+    setting = f"attacks/{data}"
+    found = []
+    for attack, words in (("bim", "BIM"), ("fgsm", "FGSM"),
+                          (f"bim from {cnn}", "BIM made for another CNN"),
+                          (f"bim from {capsules}", "BIM made for other capsules"),
+                          ("noise", "random signs")):
+        for control, name in ((cnn, "CNN"), ("cnn-gap", "GAP-CNN")):
+            key = f"area.{capsules}.{attack} vs area.{control}.{attack}"
+            measure_name = f"{data}-{attack.replace(' ', '-')}-vs-{control}"
+            found.append(pair(measure_name, f"{data}, {words}: capsules minus {name}", experiment,
+                              setting, setting, key, "3 digits"))
+    return tuple(found)
+
+
+WORDS_OF_COEFFICIENTS = {
+    "uniform": "uniform coefficients", "random": "random coefficients",
+    "another-pair": "the coefficients of another pair", "5-iterations": "5 iterations",
+    "10-iterations": "10 iterations"}
 SIZE = "matrix-capsnet-paper"      # of the paper's small network
 THREE_SETS = "toys2-azimuth+toys3-azimuth+toys4-azimuth"
 SIX_SETS = "+".join(f"toys{toy_seed}-azimuth" for toy_seed in range(5, 11))
@@ -359,6 +415,21 @@ CLAIMS = (
             multi("default-network-mse",
                   "default network: reconstruction MSE per pixel, with minus without",
                   "main/deep", "main-uniform/deep", "test_recon_mse", "4 digits"),
+        ),
+    ),
+    Claim(
+        "multimnist-coefficients",
+        "What a CapsNet trained with three routing iterations loses if its coupling coefficients "
+        "are replaced, or if it has more iterations.",
+        "no number; Paik et al. (2019): often worse than uniform or random coefficients",
+        measures=(
+            *replaced("uniform", "uniform"),
+            *replaced("random", "random"),
+            *replaced("another-pair", "another pair"),
+            *replaced("5-iterations", "5 iterations"),
+            *replaced("10-iterations", "10 iterations"),
+            *more_iterations(5),
+            *more_iterations(10),
         ),
     ),
     Claim(
@@ -833,6 +904,35 @@ CLAIMS = (
             background("primary-paper-small",
                        "azimuth split, the paper's small network, primary capsules",
                        SIZE, "primary"),
+        ),
+    ),
+    Claim(
+        "attacks",
+        "How far sign attacks (FGSM, BIM) reduce the accuracy of capsule networks and of CNNs.",
+        f"curves, no number: less vulnerable in the white box, about as vulnerable in the black box "
+        f"({HINTON}, section 5)",
+        measures=(
+            *attacked("smallnorb", "toys", "matrix-capsnet", "cnn"),
+            *attacked("affnist", "digits", "capsnet", "cnn-dense"),
+        ),
+    ),
+    Claim(
+        "capsule-dimensions",
+        "How well a linear map reads position, rotation, shear, scale and stroke thickness from a "
+        "digit's capsule, and from a CNN's vector.",
+        f"no number: pictures of dimensions that hold scale, thickness, skew, position ({SABOUR}, "
+        "section 5.1)",
+        measures=(
+            *r_squared("x", "position x"),
+            *r_squared("y", "position y"),
+            *r_squared("rotation", "rotation"),
+            *r_squared("shear", "shear"),
+            *r_squared("scale_x", "scale x"),
+            *r_squared("scale_y", "scale y"),
+            *r_squared("thickness", "stroke thickness"),
+            *r_squared("rotation", "centered digits, rotation", "centered_dimensions"),
+            *r_squared("scale_y", "centered digits, scale y", "centered_dimensions"),
+            *r_squared("thickness", "centered digits, stroke thickness", "centered_dimensions"),
         ),
     ),
     Claim(

@@ -66,7 +66,9 @@ def stale(name, lines):
     if last is None or last > line["generation"]:
         return True
     if result.after:
-        return result.after in lines and lines[result.after]["seconds_train"] != line["seconds_train"]
+        seconds = line.get("seconds_of_runs", [line["seconds_train"]])
+        return any(run in lines and lines[run]["seconds_train"] != its_seconds
+                   for run, its_seconds in zip(result.after, seconds, strict=True))
     return not same_weights(line)
 
 

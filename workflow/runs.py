@@ -23,7 +23,7 @@ class Result(NamedTuple):
     seed: int
     flags: str                     # of a training; of a measurement its whole command
     minutes: float
-    after: str = ""                # the name of the run whose folder replaces {run} in its command
+    after: tuple = ()              # names of the runs whose folders replace, in turn, {run} in its command
     is_training: bool = True       # or a measurement: on a trained network, or of a baseline that is not trained
 
     @property
@@ -35,7 +35,7 @@ class Result(NamedTuple):
         """Return the key of its golden values: its flags without sizes and draws. A result with a command of its own
         has the key of the run that made the weights it loads, else that of no flags."""
         if self.after:
-            setting = self.after.rpartition("-")[0]
+            setting = self.after[0].rpartition("-")[0]
             return next(run.golden_key for run in RESULTS if run.name.rpartition("-")[0] == setting)
         if not self.is_training:
             return next((run.golden_key for path, run in WEIGHTS.items() if path in self.flags), "")
@@ -94,6 +94,14 @@ BACKGROUND_RUNS = {                # other losses, splits and toys for backgroun
     "spread": "--split azimuth --loss spread", "elevation": "--split elevation", "toys2": "--split azimuth --toy-seed "
                                                                                           "2"}
 PAPER_SIZE = "matrix-capsnet-paper"
+SEEDS = range(5)                   # of networks that are trained again to be measured
+TRAINED_AGAIN = (                  # experiment, setting, flags, minutes: weights of the first time were not kept
+    *((AFF, name, AFF_NETWORKS[name], 4)
+      for name in ("capsnet", "capsnet-shared", "vector-gap", "cnn-gap")),
+    *((AFF, f"small-{name}", f"{PAPERS[name]} --n-epochs 8", 5) for name in ("capsnet", "cnn-dense")),
+    *((NORB, name, f"{PAPER[name][0]} --split azimuth", PAPER[name][1])
+      for name in ("matrix-capsnet", "cnn")),
+    (NORB, "cnn-gap", "--model cnn-gap --split azimuth", 2))
 LONG_RUNS = (("main", "paper-protocol-long", ""), ("control", "cnn-paper-protocol-long", CNN_GAP_HEAD),
              ("control", "paper-protocol-long-iters-1", "--routing-iters 1"))
 COLORED = "runs/colored-digits"    # MNIST's digits in color, made by bench/colored_digits.py
@@ -189,7 +197,11 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
            ("iters-1", "--routing-iters 1", 5, 30), ("iters-3", "--routing-iters 3", 5, 55),
            ("spread", "--loss spread", 3, 40))),
     *((AFF, "colored", model, f"--model {model} --task images --data-dir {COLORED} --n-train 6000 --n-epochs 4 --n-val "
-       "1000", range(3), 2) for model in ("capsnet-shared", "capsnet", "cnn-gap", "cnn-dense")))
+       "1000", range(3), 2) for model in ("capsnet-shared", "capsnet", "cnn-gap", "cnn-dense")),
+    *((experiment, "trained-again", name, flags, SEEDS, minutes)
+      for experiment, name, flags, minutes in TRAINED_AGAIN),
+    *((MULTI, "iterations", name, f"{flags} {QUICK}", SEEDS, minutes) for name, flags, minutes in (
+        ("iters-3", "", 3), ("iters-5", "--routing-iters 5", 4), ("iters-10", "--routing-iters 10", 7))))
 TOY = {MULTI: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 64, "--digits": "auto"},
        NORB: {"--n-epochs": 1, "--n-train-toys": 1, "--n-test": 60},
        AFF: {"--n-epochs": 1, "--n-train": 96, "--n-val": 32, "--n-test": 32, "--digits": "auto"}}
@@ -208,8 +220,9 @@ def all_flags(experiment, flags):
     return flags if experiment == NORB or names_data else f"{flags} --digits mnist"
 
 
-def measured(experiment, table, setting, seed, command, minutes, after=""):
-    """Return the Result of a command that trains no network of its own"""
+def measured(experiment, table, setting, seed, command, minutes, *after):
+    """Return the Result of a command that trains no network of its own. after: names of runs, see
+    Result"""
     return Result(experiment, table, setting, seed, command, minutes, after, is_training=False)
 
 
@@ -220,16 +233,27 @@ def uniform(experiment, table, setting, seeds):
                      f"{experiment}/{table}/{setting}-{seed}") for seed in seeds]
 
 
+def attacks(experiment, setting, attacked, sources, flags, minutes):
+    """Attacks on some networks that were trained again, by their own gradient and by that of the
+    sources, which are those of the next seed, of the last seed those of the first"""
+    again = f"{experiment}/trained-again"
+    command = (f"python3 bench/attacks.py{flags} --load{' {run}' * len(attacked)} "
+               f"--sources{' {run}' * len(sources)} --threads 1 --quiet")
+    return [measured(experiment, "attacks", setting, seed, command, minutes,
+                     *(f"{again}/{name}-{seed}" for name in attacked),
+                     *(f"{again}/{name}-{(seed + 1) % len(SEEDS)}" for name in sources)) for seed in SEEDS]
+
+
 MEASUREMENTS = [                   # on trained networks, and baselines that are not trained
     measured(MULTI, "weights", "residual", 0,
              f"{DRAW} --load {PRETRAINED} --only errors --digits mnist --threads 1", 1),
     measured(MULTI, "weights", "residual-paper-protocol", 0,
            f"python3 {MULTI}.py --load {PRETRAINED} {PAPER_PROTOCOL} --digits mnist --threads 1 --quiet", 1),
     *(measured(experiment, "weights", f"{name}-recomputed", seed, f"python3 {experiment}.py --load {path} "
-             "--recompute-statistics 800 --digits mnist --threads 1 --quiet", 2, after)
-      for experiment, name, path, seed, after in (
-        (MULTI, "residual", PRETRAINED, 0, ""), (MULTI, "paper-protocol-long", LONG_RUN, 0, ""),
-        *((AFF, name, f"weights/affnist_{name}.npz", 0, "") for name in ("capsnet-shared", "cnn-gap")),
+             "--recompute-statistics 800 --digits mnist --threads 1 --quiet", 2, *after)
+      for experiment, name, path, seed, *after in (
+        (MULTI, "residual", PRETRAINED, 0), (MULTI, "paper-protocol-long", LONG_RUN, 0),
+        *((AFF, name, f"weights/affnist_{name}.npz", 0) for name in ("capsnet-shared", "cnn-gap")),
         *((MULTI, name, "{run}", seed, f"{MULTI}/{table}/{name}-{seed}") for table, name, _ in LONG_RUNS
           for seed in range(3) if (name, seed) != ("paper-protocol-long", 0)))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
@@ -263,12 +287,23 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
     *(measured(NORB, "background-activity", PAPER_SIZE, seed, f"{BACKGROUND} --load {{run}} --threads 1", 3,
              f"{NORB}/paper-azimuth/{PAPER_SIZE}-{seed}") for seed in range(5)),
     measured(NORB, "background-activity", "pretrained", 0, f"{BACKGROUND} --load weights/smallnorb_matrix-capsnet.npz "
-           "--threads 1", 1)]
+           "--threads 1", 1),
+    *(measured(AFF, "dimensions", name, seed, "python3 bench/affnist_dimensions.py --load {run} --digits mnist "
+               "--threads 1 --quiet", 1, f"{AFF}/trained-again/{name}-{seed}")
+      for name in ("capsnet", "capsnet-shared", "vector-gap") for seed in SEEDS),
+    *(measured(MULTI, "coefficients", "iters-3", seed, "python3 bench/multimnist_coefficients.py --load {run} "
+               "--digits mnist --threads 1 --quiet", 2, f"{MULTI}/iterations/iters-3-{seed}") for seed in SEEDS),
+    *attacks(AFF, "digits", ("small-capsnet", "small-cnn-dense", "cnn-gap"), ("small-capsnet", "small-cnn-dense"),
+             " --digits mnist", 10),
+    *attacks(NORB, "toys", ("matrix-capsnet", "cnn", "cnn-gap"), ("matrix-capsnet", "cnn"), "", 10)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "smallnorb_nearest.py --data shapes": "--n-per-combo 1",
     "smallnorb_nearest.py": "--n-train-toys 1 --n-test 60",
     "nearest.py": "--n-known 200 --n-test 100 --digits auto",
     "linear.py": "--n-known 200 --n-test 100 --digits auto",
+    "dimensions.py": "--n-test 400 --digits auto",
+    "coefficients.py": "--n-test 64 --digits auto",
+    "attacks.py --digits": "--n-images 16 --digits auto", "attacks.py": "--n-images 16",
     "statistics.py": "--n-pairs 64 --n-val 64 --digits auto",
     "probe_affnist": "--n-test 20 --digits auto",
     "--only background_activity": "--n-test 60",
@@ -302,6 +337,10 @@ CAPTIONS = {                       # of each table, in the results log
     (AFF, "colored"): "MNIST's digits in random colors on random backgrounds, 32x32 px. Times are of a busy machine.",
     (AFF, "no-padding"): "Networks of the common backbone without padding.",
     (AFF, "nearest"): "Nearest neighbor in pixels.",
+    (AFF, "trained-again"): "Networks of backbone and equal-training (small-), trained again to be measured.",
+    (AFF, "dimensions"): "R\u00b2 of a linear regression from the true class's capsule to what was drawn.",
+    (AFF, "attacks"): "Sign attacks (FGSM, BIM) on translated digits. Area under the curve of accuracy, divided by the "
+    "accuracy without attack; 1: no attack disturbs.",
     (AFF, "weights"): "The pretrained networks, evaluated from their files. For -recomputed, the statistics of batch "
     "normalization were recomputed.",
     (AFF, "probes"): "Trained networks on sign attacks (FGSM), rotated digits and images of no digit; linear probes.",
@@ -318,6 +357,8 @@ CAPTIONS = {                       # of each table, in the results log
     "overlap more; one row tests it on the paper's pairs. For -recomputed, the statistics of batch normalization were "
     "recomputed, of this network or of one that was trained on 1.92 million pairs. Seeds 1 and 2, the CNN and one "
     "iteration were planned after seed 0 had been looked at, to be evaluated by recomputed statistics.",
+    (MULTI, "iterations"): "The default network (iters-3, as main/deep) and with more iterations.",
+    (MULTI, "coefficients"): "iters-3 of iterations, tested with other coupling coefficients.",
     (MULTI, "nearest"): "Nearest training pair, in pixels.",
     (MULTI, "linear"): "Linear least squares from the composite to each digit, for its true class.",
     (MULTI, "statistics"): "Running statistics of a trained network, gathered anew in several ways; validation pairs.",
@@ -341,6 +382,10 @@ CAPTIONS = {                       # of each table, in the results log
     (NORB, "pretrained"): "The CNNs of paper-azimuth, trained again for the pretrained files.",
     (NORB, "gap-toys"): "Toys, trained on azimuths 0 to 60 degrees: accuracy by distance to them.",
     (NORB, "standard"): "smallNORB's standard task: novel instances.",
+    (NORB, "trained-again"): "Networks of paper-azimuth (matrix-capsnet, cnn) and wide-azimuth (cnn-gap), trained "
+    "again to be measured.",
+    (NORB, "attacks"): "Sign attacks (FGSM, BIM) on new toys at familiar azimuths. Area under the curve of accuracy, "
+    "divided by the accuracy without attack; 1: no attack disturbs.",
     (NORB, "background-activity"): "Mean activation of primary matrix capsules over the background and over the "
     "toy, after training."}
 NORB_FIGURES = ("example_views", "familiar_vs_novel", "azimuth_accuracy", "gap_curve", "pose_matrices", "routing",
@@ -407,12 +452,14 @@ def toy_line(experiment):
     return shlex.join(map(str, (experiment, *(word for pair in TOY.get(experiment, {}).items() for word in pair))))
 
 
-def shell_command(result, folder, toy=False, after=""):
+def shell_command(result, folder, toy=False, after=()):
     """Return the command that makes a result and writes it to metrics.json in a folder. toy: at a size that takes
-    seconds. after: the folder of the run that it comes after"""
+    seconds. after: the folders of the runs that it comes after"""
     folder = str(folder)
     if not result.is_training:
-        command = result.flags.replace("{run}", shlex.quote(str(after)))
+        command = result.flags
+        for one in after:
+            command = command.replace("{run}", shlex.quote(str(one)), 1)
         if toy:
             command += " " + next(flags for part, flags in SMALL.items() if part in result.flags)
             command = command.replace(COLORED, QUICK_COLORED)

@@ -112,7 +112,7 @@ def test_a_line_that_is_no_result_is_named(accuracies, tmp_path, change):
 @pytest.mark.parametrize("experiment, flags, settings", [
     (MULTI, "--preset classic", ["main/classic"]),
     (AFF, "--model cnn-gap", ["backbone/cnn-gap", "long/cnn-gap", "probes/cnn-gap", "probes/pretrained-cnn-gap",
-                              "weights/cnn-gap", "weights/cnn-gap-recomputed"])])
+                              "trained-again/cnn-gap", "weights/cnn-gap", "weights/cnn-gap-recomputed"])])
 def test_a_changed_golden_value_makes_its_own_results_stale_and_no_other(kept, monkeypatch, experiment, flags,
                                                                          settings):
     """Those of its flags, of any size, and what was measured on weights that such a run made"""
@@ -121,7 +121,9 @@ def test_a_changed_golden_value_makes_its_own_results_stale_and_no_other(kept, m
     for spoil in (lambda: golden[experiment][flags].update(since=10 ** 9), lambda: golden[experiment].pop(flags)):
         spoil()
         stale = {name.rpartition("-")[0] for name in kept if result_files.stale(name, kept)}
-        assert sorted(stale) == [f"{experiment}/{setting}" for setting in settings]
+        there = {name.rpartition("-")[0] for name in kept}
+        assert sorted(stale) == [f"{experiment}/{setting}" for setting in settings
+                                 if f"{experiment}/{setting}" in there]
 
 
 @pytest.mark.parametrize("name", [f"{MULTI}/weights/residual-0", f"{AFF}/weights/cnn-gap-0"])
@@ -136,6 +138,26 @@ def test_what_was_measured_on_a_run_is_stale_once_another_run_is_kept_in_its_pla
     name, run = f"{MULTI}/main-uniform/deep-0", f"{MULTI}/main/deep-0"
     assert not result_files.stale(name, kept)
     assert result_files.stale(name, kept | {run: kept[run] | {"seconds_train": kept[run]["seconds_train"] + 1}})
+
+
+def test_what_was_measured_on_several_runs_is_stale_once_one_of_them_is_another(kept):
+    """Attacks on three networks by images made for two more, in the order of the command"""
+    name = f"{NORB}/attacks/toys-0"
+    lines = dict(kept)
+    for k, run in enumerate(result_files.BY_NAME[name].after):
+        lines[run] = {"seconds_train": 10.0 + k}
+    lines[name] = {"generation": 10 ** 6, "seconds_train": 10.0,
+                   "seconds_of_runs": [10.0, 11.0, 12.0, 13.0, 14.0]}
+    assert not result_files.stale(name, lines)
+    for run in result_files.BY_NAME[name].after:
+        assert result_files.stale(name, lines | {run: {"seconds_train": 99.0}})
+
+
+def test_each_run_of_a_measurement_has_its_place_in_the_command():
+    result = result_files.BY_NAME[f"{AFF}/attacks/digits-4"]
+    command = runs.shell_command(result, "out", after=["a b", "c", "d", "e", "f"])
+    assert "--load 'a b' c d --sources e f --threads 1" in command and "{run}" not in command
+    assert [run.rpartition("-")[2] for run in result.after] == ["4", "4", "4", "0", "0"]
 
 
 def test_weights_are_made_again_when_another_run_is_the_one_that_is_kept(kept, monkeypatch):
