@@ -2677,7 +2677,16 @@ def train_in(folder, config, init):
     if state["step"] > 0:
         started = f"resuming at step {state['step']}"
     say(f"{started}, {data_name(data['source'])}", config)
+    say_warmup(config, data)
     return run(config, data, state, folder)
+
+
+def say_warmup(config, data):
+    """Say if the learning rate is still warming up in the second half of the training"""
+    n_steps = config.n_epochs * steps_per_epoch(config, data)
+    if config.warmup > n_steps / 2:
+        say(f"note: {config.warmup} of {n_steps} steps would warm the learning rate up. Lower "
+            "--warmup, or train longer", config)
 
 
 def test_saved(args):

@@ -94,7 +94,7 @@ def done_to(shape, side):
     if shape[0] != shape[1]:
         words.add(CROPPED)
     if min(shape[:2]) != side:
-        words.add(f"scaled to {side}x{side} px")
+        words.add(f"{'enlarged' if min(shape[:2]) < side else 'scaled'} to {side}x{side} px")
     return words
 
 

@@ -287,3 +287,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(experiment, monkeypatch, bad):
     with pytest.raises(module.InputError, match=f"loss {bad}, step 3.*diverged. Lower --lr"):
         toy_run(experiment, each_epoch=lambda state: saved.append(state["step"]), n_epochs=2)
     assert saved == [2]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_warm_up_that_is_longer_than_half_of_the_training_is_said(experiment, capsys):
+    """A small training at a rate that is still low looked like a bad network"""
+    module, (config, data) = EXPERIMENTS[experiment], toy(experiment)
+    n_steps = config.n_epochs * module.steps_per_epoch(config, data)
+    module.say_warmup(dataclasses.replace(config, quiet=False, warmup=n_steps), data)
+    assert f"{n_steps} of {n_steps} steps would warm" in capsys.readouterr().out
+    module.say_warmup(dataclasses.replace(config, quiet=False, warmup=n_steps // 2), data)
+    assert capsys.readouterr().out == ""

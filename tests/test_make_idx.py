@@ -209,7 +209,8 @@ def test_arrays_of_other_kinds(tmp_path, capsys, images, said):
 
 
 @pytest.mark.parametrize("array, words", [
-    (IMAGES - 128.0, "from -128"), (IMAGES * np.nan, "NaN or infinite"), (IMAGES * 2.0, "to 510"), (IMAGES[:, 0], "(90, 28)"),
+    (IMAGES - 128.0, "from -128"), (IMAGES * np.nan, "NaN or infinite"), (IMAGES * 2.0, "to 510"),
+    (IMAGES[:, 0], "(90, 28)"),
     (IMAGES[:80], "80 images and 90 labels"), (np.full((90, 32, 32), 0), "image 0: no ink"), (IMAGES * 1j, "complex")])
 def test_arrays_that_are_no_images_are_refused(tmp_path, array, words):
     with pytest.raises(InputError, match=re.escape(words)):
