@@ -212,10 +212,7 @@ def without_specks(ink):
 
     Small means less than SPECK of the largest spot's ink. Spots at the edge stay if all large spots are there.
     """
-    inked = ink >= 0.5
-    spots = np.arange(1, ink.size + 1).reshape(ink.shape) * inked           # labels, spread until each spot has one
-    while not np.array_equal(spots, spread := dilate(spots, 1.5) * inked):
-        spots = spread
+    spots = frames.spots_of(ink >= 0.5)
     sizes = np.bincount(spots.ravel())
     sizes[0] = 0
     large = sizes >= SPECK * sizes.max()

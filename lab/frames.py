@@ -124,16 +124,33 @@ def may_have_frame(images):
 # -------------------------------------------------------------- boxes
 
 def spots_of(inked):
-    """Return the number of its spot for each pixel of some ink, (h, w) bool; 0 without ink. Spots are
-    connected, also diagonally. The numbers are not in sequence."""
-    spots = np.arange(1, inked.size + 1).reshape(inked.shape) * inked
+    """Return the number of its spot for each pixel of some ink, (h, w) bool: from 1; 0 without ink.
+    Spots are connected, also diagonally.
+
+    Each row of a spot consists of runs of pixels. Runs that touch take the smaller of their numbers,
+    until no number changes.
+    """
+    width = inked.shape[1] + 1                                          # a blank column ends each row
+    flat = np.pad(inked, ((0, 0), (0, 1))).ravel()
+    change = np.diff(flat.astype(np.int8), prepend=0, append=0)
+    starts, ends = np.flatnonzero(change == 1), np.flatnonzero(change == -1)
+    first = np.searchsorted(ends, starts + width - 1, side="right")     # of those that touch it below
+    n_below = np.searchsorted(starts, ends + width, side="right") - first
+    above = np.repeat(np.arange(len(starts)), n_below)
+    below = np.arange(n_below.sum()) + np.repeat(first + n_below - n_below.cumsum(), n_below)
+    numbers = np.arange(len(starts))
     while True:
-        spread = np.pad(spots, 1)
-        spread = np.maximum(np.maximum(spread[:-2], spread[1:-1]), spread[2:])
-        spread = np.maximum(np.maximum(spread[:, :-2], spread[:, 1:-1]), spread[:, 2:]) * inked
-        if np.array_equal(spread, spots):
-            return spots
-        spots = spread
+        smaller = numbers.copy()
+        least = np.minimum(numbers[above], numbers[below])
+        np.minimum.at(smaller, numbers[above], least)
+        np.minimum.at(smaller, numbers[below], least)
+        smaller = smaller[smaller]
+        if np.array_equal(smaller, numbers):
+            break
+        numbers = smaller
+    spots = np.zeros(inked.shape, int)
+    spots[inked] = np.repeat(np.unique(numbers, return_inverse=True)[1] + 1, ends - starts)
+    return spots
 
 
 def box_in(ink):
@@ -150,14 +167,13 @@ def box_in(ink):
         if not may_be_boxed(inked):
             continue
         spots = spots_of(inked)
-        numbers = np.unique(spots[spots > 0])
-        spans = [span_of(spots == number) for number in numbers]
+        spans = spans_of(spots)
         areas = [(bottom - top) * (right - left) for top, bottom, left, right in spans]
         largest = int(np.argmax(areas))
         top, bottom, left, right = spans[largest]
-        box = (spots == numbers[largest])[top:bottom, left:right]
+        box = spots[top:bottom, left:right] == largest + 1
         inside = np.zeros(ink.shape, bool)
-        inside[top:bottom, left:right] = (inked & (spots != numbers[largest]))[top:bottom, left:right]
+        inside[top:bottom, left:right] = inked[top:bottom, left:right] & ~box
         is_rectangle = is_box(box, ink.shape) and middle_of(box).mean() <= MAX_INK
         in_doubt = is_rectangle and has_middle(box) or level == max(BOX_LEVELS) and has_rule(
             spans, ink.shape)
@@ -243,6 +259,19 @@ def span_of(inked):
     """Return top, bottom, left and right of some ink, (h, w) bool"""
     rows, columns = (np.flatnonzero(inked.any(axis)) for axis in (1, 0))
     return int(rows[0]), int(rows[-1]) + 1, int(columns[0]), int(columns[-1]) + 1
+
+
+def spans_of(spots):
+    """Return top, bottom, left and right of each spot, (n, 4). spots: as spots_of returns them"""
+    rows, columns = np.nonzero(spots)
+    numbers = spots[rows, columns] - 1
+    n = spots.max(initial=0)
+    spans = np.tile([len(spots), 0, spots.shape[1], 0], (n, 1))
+    np.minimum.at(spans[:, 0], numbers, rows)
+    np.maximum.at(spans[:, 1], numbers, rows + 1)
+    np.minimum.at(spans[:, 2], numbers, columns)
+    np.maximum.at(spans[:, 3], numbers, columns + 1)
+    return spans
 
 
 def is_box(spot, picture):

@@ -171,3 +171,19 @@ def test_a_ring_is_left_out_and_a_line_leaves_a_doubt(network):
     ruled[:, 10::24] = np.minimum(ruled[:, 10::24], 200)
     assert set(predict(network, under).doubts) == {"in doubt"}
     assert predict(network, ruled).notes.get(data.TOUCHED, 0) == 0
+
+
+def test_spots_are_connected_ink():
+    """As spreading the numbers from pixel to pixel finds them"""
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        inked = rng.random(rng.integers(1, 30, 2)) < rng.random()
+        spread = np.arange(1, inked.size + 1).reshape(inked.shape) * inked
+        for _ in range(inked.size):
+            spread = data.dilate(spread, 1.5) * inked
+        spots = frames.spots_of(inked)
+        pairs = {*zip(spread[inked].tolist(), spots[inked].tolist())}
+        assert sorted(number for _, number in pairs) == list(range(1, len(np.unique(spread[inked])) + 1))
+        assert ((spots > 0) == inked).all()
+        for number, span in enumerate(frames.spans_of(spots).tolist(), 1):
+            assert tuple(span) == frames.span_of(spots == number)
