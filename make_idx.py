@@ -21,8 +21,9 @@ more than half of up to 100 of the pictures are drawings, all become digits, els
 choose otherwise.
 
 Digits: each picture becomes gray, light on dark, scaled so that its ink fits into 20x20 px, and moved so that the
-ink's center of mass lies at the center of 28x28 px, as MNIST's digits are. A frame or box around the ink is left out.
-Images of 28x28 px that are light on dark stay as they are, unless --center is given.
+ink's center of mass lies at the center of 28x28 px, as MNIST's digits are. A frame or box around the ink is left out,
+and a warning names pictures with ink that lies apart, such as a line or a second digit. Images of 28x28 px that are
+light on dark stay as they are, unless --center is given.
 
 Images: each picture keeps its colors (--gray: it does not) and its background. It is cropped to the square in its
 middle and scaled to --side N px (default: their own side, if all are squares of 20 to 64 px, else 32). Arrays keep
@@ -57,6 +58,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))                # for Python's -P, which leaves it out
 from affnist_capsnet import LARGEST_SIDE, LEAST_SIDE, MNIST
 from lab.data import (
+    APART,
     ENDINGS,
     FRAMED,
     LEFT,
@@ -70,6 +72,7 @@ from lab.data import (
     is_emnist,
     is_junk,
     is_like_mnist,
+    look_at,
     mnist_of,
     read_pixels,
     text_lines,
@@ -143,7 +146,7 @@ class How:
         if self.kind == "images":
             return picture_to_image(path, self.side, self.gray)
         pixels, is_deep = read_pixels(path)
-        image, noticed = mnist_of(gray_levels(pixels, is_deep), self.center)
+        image, noticed, _ = mnist_of(gray_levels(pixels, is_deep), self.center)
         if self.reason and not is_deep and is_colorful(pixels):
             noticed = {*noticed, IN_COLOR}
         return image, noticed
@@ -340,7 +343,7 @@ def read_classes(folder, part, root):
 def say_notes(progress, where, notes, n_images):
     """Print what was done to how many images; as a warning if what they show may have changed"""
     for note, n in notes.items():
-        kind = "warning" if note in (FRAMED, TOUCHED) else "note"
+        kind = "warning" if note.startswith((FRAMED, TOUCHED, APART)) else "note"
         progress.say(f"{kind}: {where}: {n:,} of {counted(n_images, 'image')}: {note}")
 
 
@@ -498,7 +501,7 @@ def chunks_of(found, how):
 def of_pictures(group, folder, how):
     """Return a Chunk for each class of a folder of pictures, of their Givens"""
     progress, chunks = Progress(), []
-    notes, n_pictures = collections.Counter(), 0
+    notes, n_pictures, apart = collections.Counter(), 0, []
     for given in group:
         images = []
         for k, path in enumerate(given.images):
@@ -509,12 +512,16 @@ def of_pictures(group, folder, how):
                 kept = "" if how.kind == "images" else ", or keep pictures as they are: --as images"
                 raise InputError(f"{path}: {error}. Mend or remove this file{kept}") from None
             images.append(image)
-            notes.update(noticed)
+            notes.update(noticed - {APART})
+            if APART in noticed:
+                apart.append(given.files[k])
         images = np.stack(images)
         if how.kind != "images":
             notes[LEFT] += int((~is_like_mnist(images)).sum())
         n_pictures += len(images)
         chunks.append(Chunk(given.part, images, given.labels, given.files))
+    if apart:
+        notes[look_at(apart)] = len(apart)
     say_notes(progress, folder, +notes, n_pictures)
     return chunks
 

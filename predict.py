@@ -30,13 +30,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import lab
 from lab.data import (
+    APART,
     ENDINGS,
     LEFT,
     TOUCHED,
+    Reading,
     edges,
     fitted,
-    framed_ink,
     gray_images,
+    inks_of,
     is_junk,
     is_like_mnist,
     mnist_of,
@@ -55,6 +57,7 @@ import numpy as np
 from make_idx import arrays_of, read_csv
 
 CLOSE = 0.2                        # a difference of two lengths or probabilities that leaves a doubt
+DIFFERS = "in doubt: another class without, or with, ink that lies apart, such as a line or a second digit"
 SCALED = "of another size, or dark on light: ink found, scaled and centered"           # drawn images
 SCALED_VIEW = "of another size: scaled"                                                # others
 
@@ -114,7 +117,8 @@ class Prediction:
     after: (n,) int, the next class after those that are named
     capsules: (n, J, D), vectors or flat pose matrices; None of a CNN
     doubts: n words, "in doubt" where the last class that is named and the next one differ by less than CLOSE, or where
-        the ink may be a box around what is drawn and touches it, else ""
+        the ink may be a box around what is drawn and touches it, or where ink lies apart and the class without it is
+        another, else ""
     reconstructions: (n, 1, H, W) of the class, (n, 2, H, W) of a pair, of inputs' size and range; None unless asked for
         and the network has a decoder
     inputs: what the network saw: (n, H, W) of digits, from 0 to 1, light on dark; (n, H, W, C) of shapes and toys
@@ -161,13 +165,71 @@ def predict(network, images, reconstruct=False, center=None):
     center: whether images of the network's size are scaled and centered, too, as all others are; None: where the
     network was trained on MNIST's digits and the ink is smaller, larger or farther from the center than theirs.
     Raise InputError for what cannot be read so."""
-    inputs, notes, in_doubt = prepared(network, images, center)
-    return classified(network, inputs, notes, in_doubt, reconstruct)
+    return classified(network, prepared(network, images, center), reconstruct)
 
 
-def classified(network, inputs, notes, in_doubt, reconstruct=False):
-    """Return the Prediction of a network for images as it takes them. in_doubt: which are in doubt already, (n,)"""
-    module, config, n_named = network.module, network.config, network.module.LABELS_PER_IMAGE
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """Images as a network takes them.
+
+    inputs: (n, ...); notes: what was done to how many, {words: number}; in_doubt: which are in doubt already, (n,) bool
+    others: {row: inputs of the image's other readings, (m, ...)}"""
+    inputs: np.ndarray
+    notes: dict
+    in_doubt: np.ndarray
+    others: dict = dataclasses.field(default_factory=dict)
+
+
+def joined(parts):
+    """Return several Prepared as one"""
+    notes, others, n = collections.Counter(), {}, 0
+    for part in parts:
+        notes.update(part.notes)
+        others |= {n + row: inputs for row, inputs in part.others.items()}
+        n += len(part.inputs)
+    return Prepared(np.concatenate([part.inputs for part in parts]), dict(notes),
+                    np.concatenate([part.in_doubt for part in parts]), others)
+
+
+def classified(network, images, reconstruct=False):
+    """Return the Prediction of a network for images, a Prepared"""
+    inputs, n_named = images.inputs, network.module.LABELS_PER_IMAGE
+    out = outputs(network, inputs)
+    scores = out["activations"]
+    order = np.argsort(-out["scores"], axis=1, kind="stable")           # probabilities round to 1: by logits
+    classes, after = order[:, :n_named], order[:, min(n_named, order.shape[1] - 1)]
+    rows = np.arange(len(order))
+    close = (scores[rows, classes[:, -1]] - scores[rows, after] < CLOSE) & (order.shape[1] > n_named)
+    differs = reads_otherwise(network, images.others, classes)
+    doubtful = close | images.in_doubt | differs
+    notes = collections.Counter(images.notes)
+    notes[DIFFERS] += int(differs.sum())
+    if n_named == 1:
+        classes = classes[:, 0]
+        names = np.array(network.names)[classes]
+    else:
+        names = np.fromiter((tuple(network.names[k] for k in named) for named in classes), object, len(classes))
+    return Prediction(
+        classes, names, scores, after,
+        out.get("mu", out.get("v")), ["in doubt" if each else "" for each in doubtful],
+        out.get("recon") if reconstruct else None, inputs, dict(+notes))
+
+
+def reads_otherwise(network, others, classes):
+    """Return for which images, (n,) bool, a network finds other classes in another reading of the picture. others: as
+    of Prepared; classes: (n, 1), or (n, 2) of pairs"""
+    differs = np.zeros(len(classes), bool)
+    if others:
+        found = outputs(network, np.concatenate(list(others.values())))["scores"]
+        found = np.argsort(-found, axis=1, kind="stable")[:, :classes.shape[1]]
+        rows = np.repeat(list(others), [len(inputs) for inputs in others.values()])
+        np.logical_or.at(differs, rows, (np.sort(found, 1) != np.sort(classes[rows], 1)).any(1))
+    return differs
+
+
+def outputs(network, inputs):
+    """Return what a network computes of images as it takes them, {name: (n, ...)}"""
+    module, config = network.module, network.config
 
     def one(rows):
         out, _ = module.forward(network.weights, inputs[rows], config)
@@ -176,39 +238,36 @@ def classified(network, inputs, notes, in_doubt, reconstruct=False):
         return {key: out[key] for key in kept if key in out}
     with module.worker_threads(config) as workers:
         parts = list(workers.map(one, np.array_split(np.arange(len(inputs)), -(-len(inputs) // 16))))
-    out = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-    scores = out["activations"]
-    order = np.argsort(-out["scores"], axis=1, kind="stable")           # probabilities round to 1: by logits
-    classes, after = order[:, :n_named], order[:, min(n_named, order.shape[1] - 1)]
-    rows = np.arange(len(order))
-    close = (scores[rows, classes[:, -1]] - scores[rows, after] < CLOSE) & (order.shape[1] > n_named)
-    if n_named == 1:
-        classes = classes[:, 0]
-        names = np.array(network.names)[classes]
-    else:
-        names = np.fromiter((tuple(network.names[k] for k in named) for named in classes), object, len(classes))
-    return Prediction(
-        classes, names, scores, after,
-        out.get("mu", out.get("v")), ["in doubt" if each else "" for each in close | in_doubt],
-        out.get("recon") if reconstruct else None, inputs, notes)
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 # -------------------------------------------------------------- images
 
 def prepared(network, images, center=None):
-    """Return images as a network takes them, what was done to how many, {words: number}, and which are in doubt, (n,)
-    bool. center: as in predict"""
+    """Return images of any kind as a Prepared. center: as in predict"""
     if network.is_of_any_images:
         inputs = as_they_are(network, images, center)
-        return inputs, {}, np.zeros(len(inputs), bool)
+        return Prepared(inputs, {}, np.zeros(len(inputs), bool))
     grays, notes = gray_images(images, (*network.sides, 28, 32), network.n_cameras)
     if network.n_cameras == 2:
         notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
         grays = [np.stack([gray, gray], -1) if gray.ndim == 3 else gray for gray in grays]
-    found, noticed, in_doubt = fitted_to(network, grays, center)
-    notes += noticed
-    inputs = inputs_of(network, found, notes)
-    return inputs, dict(+notes), in_doubt
+    found, noticed, readings = fitted_to(network, grays, center)
+    return with_readings(network, found, notes + noticed, readings)
+
+
+def with_readings(network, images, notes, readings):
+    """Return a list of images of the network's sizes as a Prepared. notes: a Counter; readings: {row: Reading} of those
+    that were looked at"""
+    in_doubt = np.zeros(len(images), bool)
+    others = {}
+    for row, reading in readings.items():
+        in_doubt[row] = TOUCHED in reading.noticed
+        if reading.others:
+            others[row] = inputs_of(network, reading.others, collections.Counter())
+    inputs = inputs_of(network, images, notes)
+    del notes[APART]                                                    # it is said where the class differs
+    return Prepared(inputs, dict(+notes), in_doubt, others)
 
 
 def refuse_centering(network, center):
@@ -257,28 +316,27 @@ def picture_as_it_is(network, path):
 
 
 def prepared_pictures(network, grays, center=None):
-    """Return the gray levels of pictures, a list of (h, w) from 0 to 1, as `prepared` returns images. Pictures of the
-    network's size that are dark on light are scaled and centered, too"""
-    images, notes, in_doubt = [], collections.Counter(), []
-    for gray in grays:
+    """Return the gray levels of pictures, a list of (h, w) from 0 to 1, as a Prepared. Pictures of the network's size
+    that are dark on light are scaled and centered, too"""
+    images, notes, readings = [], collections.Counter(), {}
+    for row, gray in enumerate(grays):
         fits = gray.shape in [(side, side) for side in network.sides]
         if fits and network.is_drawn and np.median(edges(gray)) < 0.5 and np.ptp(gray) >= 0.05:
-            [image], noticed, [doubtful] = fitted_to(network, [np.rint(255 * gray).astype(np.uint8)[None]], center)
+            [image], noticed, found = fitted_to(network, [np.rint(255 * gray).astype(np.uint8)[None]], center)
+            if found:
+                readings[row] = found[0]
         else:
-            image, noticed = resized(network, gray)
-            doubtful = TOUCHED in noticed
-            noticed = collections.Counter(noticed)
+            readings[row] = resized(network, gray)
+            image, noticed = readings[row].image, collections.Counter(readings[row].noticed)
             noticed[network.scaled] += image.shape != gray.shape or not np.allclose(gray, image / 255, atol=0.01)
         images.append(image)
         notes += noticed
-        in_doubt.append(doubtful)
-    inputs = inputs_of(network, images, notes)
-    return inputs, dict(+notes), np.array(in_doubt)
+    return with_readings(network, images, notes, readings)
 
 
 def fitted_to(network, grays, center):
     """Return arrays of images, as `gray_images` returns them, as a list of images of the network's sizes, a Counter of
-    what was done to how many, and which are in doubt. center: as in predict"""
+    what was done to how many, and the Readings of those that were looked at, {row: Reading}. center: as in predict"""
     notes, is_right = collections.Counter(), None
     if network.is_drawn:
         def is_right(images):
@@ -289,10 +347,10 @@ def fitted_to(network, grays, center):
                 notes[LEFT] += int((~fits).sum())
                 fits[:] = True
             return fits & (not center)
-    found, noticed, n_other, in_doubt = fitted(grays, network.sides, functools.partial(resized, network), is_right)
+    found, noticed, n_other, readings = fitted(grays, network.sides, functools.partial(resized, network), is_right)
     notes += noticed
     notes[network.scaled] += n_other
-    return found, notes, in_doubt
+    return found, notes, readings
 
 
 def inputs_of(network, images, notes):
@@ -305,19 +363,20 @@ def inputs_of(network, images, notes):
 
 
 def resized(network, gray):
-    """Return gray levels in [0, 1], (h, w) or, of two cameras, (h, w, 2), of any size, as an image that a network takes
-    without a change but of place, uint8, and a set of what was noticed. Raise InputError if there is no ink"""
+    """Return the Reading of gray levels in [0, 1], (h, w) or, of two cameras, (h, w, 2), of any size: an image that a
+    network takes without a change but of place, uint8. Raise InputError if there is no ink"""
     if not network.is_drawn:
         (h, w), side = gray.shape[:2], network.sides[-1]
         scale = side / max(h, w)
         views = [resample(view, side, side, (side - h * scale) / 2, (side - w * scale) / 2, scale)
                  for view in np.moveaxis(np.atleast_3d(gray), -1, 0)]
-        return np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze(), set()
+        return Reading(np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze(), set())
     if network.module.LABELS_PER_IMAGE == 2:
         from visualize_multimnist_capsnet import to_canvas  # here: it needs matplotlib
-        ink, noticed = framed_ink(gray, surface_ink)
-        return np.rint(255 * to_canvas(ink)).astype(np.uint8), noticed
-    return mnist_of(gray, center=True)
+        inks, noticed = inks_of(gray, surface_ink, n_pieces=2)
+        image, *others = [np.rint(255 * to_canvas(ink)).astype(np.uint8) for ink in inks]
+        return Reading(image, noticed, tuple(others))
+    return mnist_of(gray, center=True, is_one_piece=network.is_of_digits)
 
 
 def predict_files(network, paths, progress, center=None):
@@ -336,16 +395,13 @@ def predict_files(network, paths, progress, center=None):
         for k, file in enumerate(files):
             try:
                 if network.is_of_any_images:
-                    prepared_files.append(picture_as_it_is(network, file))
+                    prepared_files.append(Prepared(*picture_as_it_is(network, file)))
                 else:
                     prepared_files.append(prepared_pictures(network, [read_picture(file)], center))
             except InputError as error:
                 raise InputError(f"{file}: {error}. Mend it, or leave it out") from None
             progress.step(f"{k + 1} of {len(files)} pictures read")
-        inputs, notes, in_doubt = zip(*prepared_files)
-        total = sum(map(collections.Counter, notes), collections.Counter())
-        yield path, list(map(str, files)), classified(network, np.concatenate(inputs), dict(total),
-                                                      np.concatenate(in_doubt))
+        yield path, list(map(str, files)), classified(network, joined(prepared_files))
 
 
 def images_in(path, progress):

@@ -5,12 +5,13 @@ import hashlib
 import math
 import re
 import sys
+import typing
 import warnings
 from pathlib import Path
 
 import numpy as np
 
-from . import frames
+from . import frames, parts
 from .files import check_writable, make_folder, write_atomically
 from .frames import edges
 from .messages import InputError, fail
@@ -24,8 +25,10 @@ WORK_SIDE = 300                    # px; larger pictures are averaged down to th
 MIN_SIDE = 12                      # px
 MIN_CONTRAST = 0.12                # between ink and background, where black to white is 1
 MIN_SIGNAL = 6                     # contrast of ink in standard deviations of the background's noise
+MIN_INK = 8                        # px
 SPECK = 0.03                       # spots with less than this fraction of the largest spot's ink are removed
 GROUND_FITS, SURFACE = 8, 2        # fits of the background surface; its polynomial degree, for uneven illumination
+IN_SHADOW = 0.1                    # share of the ink that is in a region at the edge, if that is a shadow on the paper
 BOX, SIDE = 20, 28                 # px of the ink and of the image
 MNIST_SPAN, CANVAS_SPAN = (16, 23), (13, 33)   # px of ink's longer side: MNIST has 18 to 20, affNIST's range 14 to 32
 OFF_CENTER = 2                     # px from the image's center to the ink's; at most 1 in MNIST
@@ -46,6 +49,7 @@ TRANSPOSED = ("images transposed, as EMNIST's are stored. If they were upright, 
               "four): a name without EMNIST leaves them as they are")
 FRAMED = "a frame or box around the ink was left out"
 TOUCHED = "in doubt: a line or a box may be part of the ink"
+APART = "ink lies apart, such as a line, a part of a box or a second digit, and may be no part of what is written"
 OFF = "of small or off-center ink: scaled and centered"
 LEFT = "left as they are, 28x28 px and light on dark, though their ink is not centered as MNIST's is (--center)"
 UPRIGHT = {                        # EXIF orientation: what turns such a picture upright (imageio's versions differ)
@@ -174,13 +178,44 @@ def framed_ink(gray, ink_of_paper):
     return ink, noticed
 
 
+def inks_of(gray, ink_of_paper, is_one_piece=False, n_pieces=1):
+    """Return the ink of a picture, (h, w) in [0, 1], in a list with its other readings, and what was noticed: a set of
+    the words FRAMED, TOUCHED and APART.
+
+    Where ink lies apart, the picture may be read with it or without. If what is written is known to be in one piece, as
+    digits are, what lies apart does not belong to it: the ink without it comes first, and what lies all around, as a
+    box with gaps, is left out as a box is; a line across may be none of its strokes; and three straight sides are a
+    part of a box. ink_of_paper: as in framed_ink. n_pieces: as in parts.parts_of
+    """
+    ink, noticed = framed_ink(gray, ink_of_paper)
+    found = parts.parts_of(ink, n_pieces)
+    if found is None:
+        if not is_one_piece:
+            return [ink], noticed
+        if parts.is_open_box(ink):
+            noticed.add(TOUCHED)
+        rest = parts.without_line_across(ink)
+        if rest is None:
+            return [ink], noticed
+        return [ink, rest], noticed | {APART}
+    inks = [ink, found.core]
+    if is_one_piece:
+        inks = [found.core, ink]
+        if found.is_around:
+            return [found.core], noticed | {FRAMED}
+    if found.second is not None:
+        inks.append(found.second)
+    return inks, noticed | {APART}
+
+
 def surface_ink(gray):
     """Return the ink of a picture, (h, w) in [0, 1]: the pixels that are darker, or lighter, than the background.
 
     gray: gray levels, (h, w). The background is a smooth surface fitted to the pixels near it; their residuals give the
     noise. Ink is on the side (darker or lighter) with more total contrast beyond the noise. If no ink stands out, as in
     a tight crop whose background covers less than half of the picture, the fit is repeated from the picture's frame.
-    Raise InputError if no ink stands out then either.
+    Where a region at the edge differs from the rest, as a shadow does, and there is ink in it, the paper's level is
+    found at each pixel (see shaded_ink). Raise InputError if no ink stands out.
     """
     h, w = gray.shape
     y, x = (grid.ravel() for grid in np.mgrid[-1:1:h * 1j, -1:1:w * 1j])
@@ -196,29 +231,80 @@ def surface_ink(gray):
             near = np.abs(residual) <= 2.5 * noise
         darker, lighter = (np.maximum(sign * residual - 3 * noise, 0).sum() for sign in (-1, 1))
         ink = (-residual if darker >= lighter else residual).reshape(h, w)
-        strong = ink[ink > max(MIN_CONTRAST, MIN_SIGNAL * noise)]
-        if strong.size >= 8:
+        least = max(MIN_CONTRAST, MIN_SIGNAL * noise)
+        if (ink > least).sum() >= MIN_INK:
             break
     else:
-        raise InputError("no ink stands out from the background. Give a picture of dark ink on a light background, or "
-                         "the reverse")
-    contrast = (strong ** 5).sum() / (strong ** 4).sum()                    # of the pen, not of ruled lines
-    ink = np.clip((ink - 0.3 * contrast) / (0.5 * contrast), 0, 1)
-    return without_specks(ink)
+        ink = shaded_ink(gray)
+        if not ink.any():
+            raise InputError("no ink stands out from the background. Give a picture of dark ink on a light background, "
+                             "or the reverse")
+        return ink
+    contrast = scaled_ink(ink, least)
+    ink = without_specks(contrast)
+    region = frames.region_at_edge(contrast > 0)
+    if region is not None:
+        shaded = shaded_ink(gray)
+        inked = shaded >= 0.5
+        is_ink = (ink[region] >= 0.5).any() or (inked & region).sum() > IN_SHADOW * inked.sum()
+        if is_ink and inked.any():
+            return shaded
+    return ink
 
 
-def without_specks(ink):
+def scaled_ink(contrast, least):
+    """Return ink from 0 to 1 of its contrast to the paper, (h, w): what is less than 0.3 of the pen's contrast, such as
+    ruled lines, is 0. least: contrast of ink"""
+    strong = contrast[contrast > least]
+    if strong.size < MIN_INK:
+        return np.zeros(contrast.shape)
+    pen = (strong ** 5).sum() / (strong ** 4).sum()
+    return np.clip((contrast - 0.3 * pen) / (0.5 * pen), 0, 1)
+
+
+def shaded_ink(gray):
+    """Return the ink of a picture, (h, w) in [0, 1], on paper that is partly in the shadow, without what touches the
+    picture's edge: no ink if none is darker than all of the paper at the edge, or lighter.
+
+    The paper's level at a pixel is that of a surface without dark strokes: a morphological closing (or, of light ink,
+    an opening) with a square that is wider than strokes. A shadow dims paper and ink by one factor, so that contrast is
+    relative to the paper's level or, in a picture that was inverted, to what is missing to white: the one that finds
+    more ink.
+    """
+    side = max(gray.shape) // 10 * 2 + 1                                    # odd, so that the level is not displaced
+    low, high = np.quantile(edges(gray), (0.05, 0.95))
+    darker = np.maximum(low - gray - MIN_CONTRAST, 0).sum()
+    lighter = np.maximum(gray - high - MIN_CONTRAST, 0).sum()
+    if darker < lighter:                                                    # as dark ink on light paper
+        gray, low = 1 - gray, 1 - high
+    level = -frames.maximum(-frames.maximum(gray, side), side)
+    found = np.zeros(gray.shape)
+    for light in level, 1 - level:
+        contrast = (level - gray) / np.maximum(light, MIN_CONTRAST)
+        contrast -= np.median(contrast)
+        least = max(MIN_CONTRAST, MIN_SIGNAL * np.median(np.abs(contrast)) / 0.6745)
+        ink = without_specks(scaled_ink(contrast, least), at_edge=False)
+        inked = ink >= 0.5
+        is_beyond = gray[inked] < low - MIN_CONTRAST
+        if is_beyond.sum() > max(MIN_INK, inked.sum() // 2) and inked.sum() > (found >= 0.5).sum():
+            found = ink
+    return found
+
+
+def without_specks(ink, at_edge=True):
     """Remove spots that are small or that touch the picture's edge, such as a shadow or the table beside the paper.
 
-    Small means less than SPECK of the largest spot's ink. Spots at the edge stay if all large spots are there.
+    Small means less than SPECK of the largest spot's ink. With at_edge spots at the edge stay if all large ones are
+    there.
     """
     spots = frames.spots_of(ink >= 0.5)
     sizes = np.bincount(spots.ravel())
     sizes[0] = 0
-    large = sizes >= SPECK * sizes.max()
+    if not at_edge:
+        sizes[edges(spots)] = 0
+    large = (sizes > 0) & (sizes >= SPECK * sizes.max())
     inside = large.copy()
-    for edge in spots[[0, -1]], spots[:, [0, -1]]:
-        inside[edge] = False
+    inside[edges(spots)] = False
     kept = inside if inside.any() else large
     return ink * dilate(kept[spots].astype(float), 1.5)                     # dilated: a spot's soft edges belong to it
 
@@ -244,14 +330,21 @@ def dilate(ink, radius):
 def paper_ink(gray):
     """Return the ink of a picture in [0, 1], light on dark: gray levels, inverted if the picture's edge is light.
 
-    If the edge is uneven, as in a photograph, a smooth background is fitted and subtracted, with its noise.
+    If the edge is uneven, as in a photograph, a smooth background is fitted and subtracted, with its noise; so it is if
+    a sheet of paper, not quite upright, lies on what is at the edge.
     """
     edge = edges(gray)
     if np.ptp(np.quantile(edge, (0.1, 0.9))) > EVEN:
         with contextlib.suppress(InputError):                           # a tight crop has no background to fit
             return surface_ink(gray)
     ink = (1 - gray if np.median(edge) > 0.5 else gray) - min(np.median(edge), 1 - np.median(edge))
-    return np.clip(ink / max(ink.max(), 1e-9), 0, 1)
+    ink = np.clip(ink / max(ink.max(), 1e-9), 0, 1)
+    if frames.is_sheet(ink >= 0.5):
+        with contextlib.suppress(InputError):
+            written = surface_ink(gray)
+            if not edges(written >= 0.5).any():
+                return written
+    return ink
 
 
 def resample(image, height, width, top=0.0, left=0.0, scale=1.0):
@@ -263,21 +356,28 @@ def resample(image, height, width, top=0.0, left=0.0, scale=1.0):
     return coverage(height, top, image.shape[0]) @ image @ coverage(width, left, image.shape[1]).T
 
 
+class Reading(typing.NamedTuple):
+    """How a picture was read: the image, what was noticed, a set of words, and the images of its other readings"""
+    image: np.ndarray
+    noticed: set
+    others: tuple = ()
+
+
 def to_mnist(gray, center=False):
     """Return mnist_of's image"""
-    return mnist_of(gray, center)[0]
+    return mnist_of(gray, center).image
 
 
-def mnist_of(gray, center=False):
-    """Return a picture's ink as an image like MNIST's, (28, 28) uint8: its box fits into 20x20 px, its center of mass
-    is at the center; and what framed_ink noticed. A picture of 28x28 px, light on dark, is such an image, unless it
-    has a frame or center is True. Raise InputError if there is no ink."""
+def mnist_of(gray, center=False, is_one_piece=False):
+    """Return the Reading of a picture's ink as an image like MNIST's, (28, 28) uint8: its box fits into 20x20 px, its
+    center of mass is at the center. A picture of 28x28 px, light on dark, is such an image, unless it has a frame or
+    center is True. is_one_piece: as in inks_of. Raise InputError if there is no ink."""
     if np.ptp(gray) < 0.05:
         raise InputError("no ink found")
-    ink, noticed = framed_ink(gray, paper_ink)
+    (ink, *others), noticed = inks_of(gray, paper_ink, is_one_piece)
     if gray.shape == (SIDE, SIDE) and np.median(edges(gray)) < 0.5 and FRAMED not in noticed and not center:
-        return np.rint(255 * gray).astype(np.uint8), noticed
-    return centered(ink), noticed
+        return Reading(np.rint(255 * gray).astype(np.uint8), noticed)
+    return Reading(centered(ink), noticed, tuple(map(centered, others)))
 
 
 def centered(ink):
@@ -452,12 +552,12 @@ def gray_images(images, sides=(), cameras=1):
 
 def fitted(grays, sides, convert, is_right=None, report=lambda text: None):
     """Return arrays of images, (n, H, W[, 2]) uint8, as a list of images, of which some are converted; what was done to
-    how many, a Counter of words; how many of another size were converted; and which are in doubt, (n,) bool.
+    how many, a Counter of words; how many of another size were converted; and the Readings of those that were looked
+    at, {number of the image: Reading}.
 
     Converted are images of another size than sides and, if is_right is given, those that have a frame or a box and
-    those that are not right. convert(image from 0 to 1) returns an image and a set of the words FRAMED and TOUCHED.
-    is_right(images, (n, H, W)) returns (n,) bool. report(text) hears how far it is. Raise InputError for an image
-    without ink."""
+    those that are not right. convert(image from 0 to 1) returns a Reading. is_right(images, (n, H, W)) returns (n,)
+    bool. report(text) hears how far it is. Raise InputError for an image without ink."""
     images = [image for gray in grays for image in gray]
     of_other_size, wrong, suspects, start = [], [], [], 0
     for gray in grays:
@@ -470,21 +570,29 @@ def fitted(grays, sides, convert, is_right=None, report=lambda text: None):
             framed = frames.may_have_frame(gray) | frames.may_have_box(gray >= 128)
             wrong += rows[~right].tolist()
             suspects += rows[right & framed].tolist()
-    notes, in_doubt, sizes = collections.Counter(), np.zeros(len(images), bool), {*of_other_size}
+    notes, readings, sizes = collections.Counter(), {}, {*of_other_size}
     for k in sorted([*of_other_size, *wrong, *suspects]):
         report(f"{k} of {len(images)} images scaled")
         try:
-            image, noticed = convert(images[k] / 255)
+            reading = convert(images[k] / 255)
         except InputError as error:
             if k not in sizes:                                          # of a right size: it stays as it is
                 continue
             raise InputError(f"image {k}: {error}. Leave it out") from None
-        notes.update(noticed)
-        in_doubt[k] = TOUCHED in noticed
-        if k not in suspects or FRAMED in noticed:
-            images[k] = image
+        notes.update(reading.noticed)
+        readings[k] = reading
+        if k not in suspects or FRAMED in reading.noticed:
+            images[k] = reading.image
     notes[OFF] += len(wrong)
-    return images, +notes, len(of_other_size), in_doubt
+    return images, +notes, len(of_other_size), readings
+
+
+def look_at(names):
+    """Return APART with the first names of the pictures of which it is said"""
+    first = ", ".join(names[:3])
+    if len(names) > 3:
+        first += ", ..."
+    return f"{APART}: look at {first}"
 
 
 def arrays_to_mnist(images, report=lambda text: None, center=False):
@@ -494,8 +602,13 @@ def arrays_to_mnist(images, report=lambda text: None, center=False):
     def is_right(gray):
         return np.full(len(gray), not center)
     grays, notes = gray_images(images)
-    found, noticed, n_scaled, _ = fitted(grays, (SIDE,), lambda gray: mnist_of(gray, True), is_right, report)
+    found, noticed, n_scaled, readings = fitted(grays, (SIDE,), lambda gray: mnist_of(gray, True), is_right, report)
     found = np.stack(found)
+    apart = {k for k, reading in readings.items() if APART in reading.noticed}
+    apart.update(np.flatnonzero(frames.have_line_at_edge(found >= 128)).tolist())
+    del noticed[APART]
+    if apart:
+        noticed[look_at([f"image {k}" for k in sorted(apart)])] = len(apart)
     noticed[f"scaled so that the ink fits into {BOX}x{BOX} px"] += n_scaled + noticed.pop(OFF, 0)
     noticed[LEFT] += int((~is_like_mnist(found)).sum())
     return found, notes + noticed

@@ -1,18 +1,22 @@
-"""Frames and boxes around what is drawn or written: which part of a picture is its paper, and which
-ink is a box that encloses the rest."""
+"""Frames, shadows and boxes around what is drawn or written: which part of a picture is its paper, and
+which ink is a box that encloses the rest."""
 import numpy as np
 
 MIN_STEP = 0.12                    # between the gray levels of frame and paper, where black to white is 1
 MAX_FRAME = 0.33                   # of the picture's side, on each side
 MAX_FRAMES = 3                     # frames around frames
 LIKE = 0.35                        # of the step: gray levels that differ by less are of one surface
-ON_EDGE, ON_PAPER = 0.9, 0.85      # share of the picture's edge that is frame; of the paper's edge that is paper
+ON_EDGE, ON_PAPER = 0.9, 0.85      # share of the picture's edge that is frame; the same, of the paper
 ON_PAPER_WITHIN = 0.995            # the same, of a frame within a frame
 MAX_INK = 0.5                      # of the paper
 MIN_INK = 8                        # px
-BOX_LEVELS = 0.12, 0.5             # of ink at which a box is looked for: with its soft edges, and without
+ALONG_EDGE = 0.1                   # share of the picture's edge that a shadow on it covers
+WIDE = 6                           # a region is wider than this part of the picture's longer side
+BOX_LEVELS = 0.12, 0.5             # of ink, where boxes are looked for: with soft edges, and without
 BOX_SPAN = 0.6                     # of the picture's sides that a box spans
 BOX_BAND = 0.07                    # of a box's side: how far its line may leave a straight one
+SLACK = 0.02                       # of the picture's side: how far a sheet may reach beyond its straight sides
+SHEET, ON_SHEET = 0.75, 0.95       # share of a sheet that is blank; of what is light that is on the sheet
 BOX_LINE = 0.85                    # share of a side that has a line
 MIN_IN_RING = 0.35                 # the same, of a ring, since some fonts have a dot in a zero
 RING_BAND = 0.15                   # of a ring's side: how far its middle part may leave a straight line
@@ -23,6 +27,11 @@ MIN_INSIDE = 0.2                   # of a box's longer side: what is drawn in it
 def edges(images):
     """Return the gray levels at the edges of images, (..., h, w), as (..., 2 h + 2 w)"""
     return np.concatenate([images[..., 0, :], images[..., -1, :], images[..., 0], images[..., -1]], -1)
+
+
+def sides_of(image):
+    """Return four views of an image, (h, w), each of which begins at one side"""
+    return image, image[::-1], image.T, image.T[::-1]
 
 
 # -------------------------------------------------------------- frames
@@ -58,7 +67,7 @@ def within_frame(gray, on_paper):
     """Return the slices within the outermost frame of a picture, or None if it has no frame. on_paper:
     share of the paper's edge that has the paper's gray level"""
     frame = np.median(edges(gray))
-    sides = gray, gray[::-1], gray.T, gray.T[::-1]                      # each begins at one side
+    sides = sides_of(gray)
     depths, levels = zip(*(depth_of_frame(side, frame) for side in sides))
     paper = np.median(levels)
     step = abs(paper - frame)
@@ -121,7 +130,55 @@ def may_have_frame(images):
     return found
 
 
+# -------------------------------------------------------------- shadows
+
+def region_at_edge(inked):
+    """Return the part of some ink, (h, w) bool, that is a region at the picture's edge, such as a shadow
+spots that touch much of the edge and are wider somewhere than a stroke; or None"""
+    if not edges(inked).any():
+        return None
+    side = max(3, max(inked.shape) // WIDE)
+    wide = ~maximum(~inked, side)
+    spots = spots_of(inked)
+    numbers = np.intersect1d(edges(spots), spots[wide & inked])
+    region = np.isin(spots, numbers[numbers > 0])
+    if edges(region).mean() < ALONG_EDGE:
+        return None
+    return region
+
+
+def maximum(image, side):
+    """Return the largest value of an image, (h, w), in a square around each pixel"""
+    for _ in range(2):
+        half = side // 2
+        padded = np.pad(image, ((half, side - 1 - half), (0, 0)), mode="edge")
+        reach = 1                                                       # rows of which it is the maximum
+        while reach < side:
+            step = min(reach, side - reach)
+            padded = np.maximum(padded[:-step], padded[step:])
+            reach += step
+        image = padded.T
+    return image
+
+
 # -------------------------------------------------------------- boxes
+
+def is_sheet(inked):
+    """Return whether some ink, (h, w) bool, is a sheet of paper that is not quite upright: most of the
+    picture, it covers the quadrilateral between its highest, rightmost, lowest and leftmost pixels"""
+    if inked.mean() < BOX_SPAN ** 2:
+        return False
+    rows, columns = np.nonzero(inked)
+    outermost = rows.argmin(), columns.argmax(), rows.argmax(), columns.argmin()
+    corners = [(rows[k], columns[k]) for k in outermost]
+    y, x = np.indices(inked.shape)
+    within = np.ones(inked.shape, bool)
+    for (y0, x0), (y1, x1) in zip(corners, corners[1:] + corners[:1]):
+        area = (x1 - x0) * (y - y0) - (y1 - y0) * (x - x0)              # negative beyond the side, clockwise
+        within &= area >= -SLACK * max(inked.shape) * np.hypot(y1 - y0, x1 - x0)
+    covered = inked[within].sum()
+    return covered >= SHEET * within.sum() and covered >= ON_SHEET * len(rows)
+
 
 def spots_of(inked):
     """Return the number of its spot for each pixel of some ink, (h, w) bool: from 1; 0 without ink.
@@ -168,15 +225,16 @@ def box_in(ink):
             continue
         spots = spots_of(inked)
         spans = spans_of(spots)
-        areas = [(bottom - top) * (right - left) for top, bottom, left, right in spans]
+        areas = (spans[:, 1] - spans[:, 0]) * (spans[:, 3] - spans[:, 2])
         largest = int(np.argmax(areas))
         top, bottom, left, right = spans[largest]
         box = spots[top:bottom, left:right] == largest + 1
         inside = np.zeros(ink.shape, bool)
         inside[top:bottom, left:right] = inked[top:bottom, left:right] & ~box
-        is_rectangle = is_box(box, ink.shape) and middle_of(box).mean() <= MAX_INK
-        in_doubt = is_rectangle and has_middle(box) or level == max(BOX_LEVELS) and has_rule(
-            spans, ink.shape)
+        is_rectangle = is_box(box, box_of(inked).shape) and middle_of(box).mean() <= MAX_INK
+        in_doubt = is_rectangle and has_middle(box)
+        if level == max(BOX_LEVELS) and has_rule(spans, ink.shape):
+            in_doubt = True
         if in_doubt or inside.sum() < MIN_INK:
             continue
         y0, y1, x0, x1 = span_of(inside)
@@ -191,14 +249,13 @@ def may_be_boxed(inked):
     """Return whether some ink, (h, w) bool, may have a box, a ring or a line across the picture"""
     if not inked.any():
         return False
-    if may_have_box(inked[None])[0] and is_box(within_lines(inked), inked.shape):
+    drawn = box_of(inked)
+    if may_have_box(drawn[None])[0] and is_box(within_lines(drawn), drawn.shape):
         return True
     if max(inked.mean(1).max(), inked.mean(0).max()) >= RULE_SPAN * BOX_LINE:
         return True
-    top, bottom, left, right = span_of(inked)
-    if min((bottom - top) / inked.shape[0], (right - left) / inked.shape[1]) < BOX_SPAN:
+    if min(drawn.shape) < 8:
         return False
-    drawn = inked[top:bottom, left:right]
     for side in (drawn, drawn.T):
         lines = side[len(side) // 4:len(side) - len(side) // 4]
         first, last = lines.argmax(1), lines[:, ::-1].argmax(1)
@@ -234,6 +291,16 @@ def may_have_box(inked):
         half = sides.shape[1] // 2
         is_line = lines_in(sides[found])
         found[found] = is_line[:, :half].any(1) & is_line[:, half:].any(1)
+    return found
+
+
+def have_line_at_edge(inked):
+    """Return which of some images of ink, (n, h, w) bool, have a thin line along an edge: a row or a
+    column, next to which there is less than half as much ink"""
+    found = np.zeros(len(inked), bool)
+    for side in (inked, inked[:, ::-1], inked.swapaxes(1, 2), inked.swapaxes(1, 2)[:, ::-1]):
+        share = side[:, :4].mean(2)
+        found |= ((share[:, :2] >= BOX_SPAN) & (share[:, 2:] < share[:, :2] / 2)).any(1)
     return found
 
 
@@ -274,17 +341,28 @@ def spans_of(spots):
     return spans
 
 
+def box_of(inked):
+    """Return the part of a picture that its ink, (h, w) bool, spans"""
+    top, bottom, left, right = span_of(inked)
+    return inked[top:bottom, left:right]
+
+
 def is_box(spot, picture):
     """Return whether a spot of ink, (h, w) bool, spans much of a picture of some shape and has a line
     along each side"""
     if min(spot.shape[0] / picture[0], spot.shape[1] / picture[1]) < BOX_SPAN or min(spot.shape) < 8:
         return False
-    for side in (spot, spot[::-1], spot.T, spot.T[::-1]):
+    return n_lines(spot) == 4
+
+
+def n_lines(spot):
+    """Return along how many of its four sides a spot of ink, (h, w) bool, has a line"""
+    n = 0
+    for side in sides_of(spot):
         band = max(2, round(BOX_BAND * len(side)))
         margin = side.shape[1] // 10                                    # corners may be round
-        if side[:band, margin:side.shape[1] - margin].any(0).mean() < BOX_LINE:
-            return False
-    return True
+        n += side[:band, margin:side.shape[1] - margin].any(0).mean() >= BOX_LINE
+    return n
 
 
 def middle_of(box):
