@@ -373,10 +373,10 @@ def resized(network, gray):
         return Reading(np.rint(255 * np.stack(views, -1)).astype(np.uint8).squeeze(), set())
     if network.module.LABELS_PER_IMAGE == 2:
         from visualize_multimnist_capsnet import to_canvas  # here: it needs matplotlib
-        inks, noticed = inks_of(gray, surface_ink, n_pieces=2)
+        inks, noticed = inks_of(gray, surface_ink, network.is_of_digits, n_pieces=2)
         image, *others = [np.rint(255 * to_canvas(ink)).astype(np.uint8) for ink in inks]
         return Reading(image, noticed, tuple(others))
-    return mnist_of(gray, center=True, is_one_piece=network.is_of_digits)
+    return mnist_of(gray, center=True, are_digits=network.is_of_digits)
 
 
 def predict_files(network, paths, progress, center=None):

@@ -178,19 +178,19 @@ def framed_ink(gray, ink_of_paper):
     return ink, noticed
 
 
-def inks_of(gray, ink_of_paper, is_one_piece=False, n_pieces=1):
+def inks_of(gray, ink_of_paper, are_digits=False, n_pieces=1):
     """Return the ink of a picture, (h, w) in [0, 1], in a list with its other readings, and what was noticed: a set of
     the words FRAMED, TOUCHED and APART.
 
-    Where ink lies apart, the picture may be read with it or without. If what is written is known to be in one piece, as
-    digits are, what lies apart does not belong to it: the ink without it comes first, and what lies all around, as a
-    box with gaps, is left out as a box is; a line across may be none of its strokes; and three straight sides are a
-    part of a box. ink_of_paper: as in framed_ink. n_pieces: as in parts.parts_of
+    Where ink lies apart, the picture may be read with it or without. If are_digits, what is written is known to be
+    digits, each in one piece, to which what lies apart does not belong: the ink without it comes first, and what lies
+    all around, as a box with gaps, is left out as a box is. A line across one digit may be none of its strokes; and
+    three straight sides are a part of a box. ink_of_paper: as in framed_ink. n_pieces: as in parts_of
     """
     ink, noticed = framed_ink(gray, ink_of_paper)
     found = parts.parts_of(ink, n_pieces)
     if found is None:
-        if not is_one_piece:
+        if not are_digits or n_pieces > 1:
             return [ink], noticed
         if parts.is_open_box(ink):
             noticed.add(TOUCHED)
@@ -199,7 +199,7 @@ def inks_of(gray, ink_of_paper, is_one_piece=False, n_pieces=1):
             return [ink], noticed
         return [ink, rest], noticed | {APART}
     inks = [ink, found.core]
-    if is_one_piece:
+    if are_digits:
         inks = [found.core, ink]
         if found.is_around:
             return [found.core], noticed | {FRAMED}
@@ -247,7 +247,7 @@ def surface_ink(gray):
         shaded = shaded_ink(gray)
         inked = shaded >= 0.5
         is_ink = (ink[region] >= 0.5).any() or (inked & region).sum() > IN_SHADOW * inked.sum()
-        if is_ink and inked.any():
+        if is_ink and inked.any() and abs(np.median(gray[inked]) - np.median(gray[region])) >= MIN_CONTRAST:
             return shaded
     return ink
 
@@ -368,13 +368,13 @@ def to_mnist(gray, center=False):
     return mnist_of(gray, center).image
 
 
-def mnist_of(gray, center=False, is_one_piece=False):
+def mnist_of(gray, center=False, are_digits=False):
     """Return the Reading of a picture's ink as an image like MNIST's, (28, 28) uint8: its box fits into 20x20 px, its
     center of mass is at the center. A picture of 28x28 px, light on dark, is such an image, unless it has a frame or
-    center is True. is_one_piece: as in inks_of. Raise InputError if there is no ink."""
+    center is True. are_digits: as in inks_of. Raise InputError if there is no ink."""
     if np.ptp(gray) < 0.05:
         raise InputError("no ink found")
-    (ink, *others), noticed = inks_of(gray, paper_ink, is_one_piece)
+    (ink, *others), noticed = inks_of(gray, paper_ink, are_digits)
     if gray.shape == (SIDE, SIDE) and np.median(edges(gray)) < 0.5 and FRAMED not in noticed and not center:
         return Reading(np.rint(255 * gray).astype(np.uint8), noticed)
     return Reading(centered(ink), noticed, tuple(map(centered, others)))

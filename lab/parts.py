@@ -56,7 +56,7 @@ def parts_of(ink, n_pieces=1):
     """
     spots = spots_of(ink >= min(BOX_LEVELS))                            # faint ink joins a broken stroke
     n = spots.max(initial=0)
-    if n <= n_pieces:
+    if n < 2:
         return None
     spans = spans_of(spots)
     sizes = np.bincount(spots.ravel())[1:]
@@ -65,11 +65,13 @@ def parts_of(ink, n_pieces=1):
     def ink_of(chosen):
         return np.where(near(np.isin(spots, np.flatnonzero(chosen) + 1)), ink, 0)
     first = most_prominent(spans, sizes, are_lines, ink.shape)
-    similar = (sizes >= MIN_IN_RING * sizes[first]) & ~are_lines
+    similar = (sizes >= MIN_IN_RING * sizes[first]) & ~are_lines & ~enclosing(spans, spans[first])
     similar[first] = False
     core = np.zeros(n, bool)
     core[np.argsort(-sizes * similar)[:min(n_pieces - 1, similar.sum())]] = True
     core[first] = True
+    if core.all():
+        return None
     span = joint_span(spans[core])
     if not are_lines[first] and surrounds(np.isin(spots, np.flatnonzero(~core) + 1), span):
         return Parts(ink_of(core), is_around=True)
