@@ -239,8 +239,10 @@ def box_in(ink):
             continue
         y0, y1, x0, x1 = span_of(inside)
         share = max(y1 - y0, x1 - x0) / max(box.shape)
-        if is_rectangle and share >= MIN_INSIDE or share >= MIN_IN_RING and (
-                encloses(box, inside[top:bottom, left:right])):
+        is_ring = share >= MIN_IN_RING and encloses(box, inside[top:bottom, left:right])
+        if min(box.shape[0] / ink.shape[0], box.shape[1] / ink.shape[1]) < BOX_SPAN:
+            is_ring = False                                             # a letter, such as a theta
+        if is_ring or is_rectangle and share >= MIN_INSIDE:
             return np.where(near(inside), ink, 0), False
     return None, bool(in_doubt)
 
