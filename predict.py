@@ -475,8 +475,8 @@ def main():
     for note, n in notes.items():
         progress.say(f"note: {n:,} of {counted(len(table), 'image')}: {note}")
     is_pair = network.module.LABELS_PER_IMAGE == 2
-    named = ["first", "score", "second", "score"] if is_pair else ["class", "score"]
-    table.insert(0, ["file", *named, "next", "score", "doubt"])
+    named = ["first", "first score", "second", "second score"] if is_pair else ["class", "score"]
+    table.insert(0, ["file", *named, "next", "next score", "doubt"])
     if args.out:
         write_csv(args.out, [list(map(quoted, row)) for row in table])
         progress.say(f"wrote {args.out}")

@@ -149,7 +149,7 @@ def test_files_and_folders_become_a_table(call, network, tmp_path):
     assert (code, err) == (0, "") and "wrote table.csv" in out
     with open("table.csv", encoding="utf-8") as file:
         header, *rows = csv.reader(file)
-    assert header == ["file", "class", "score", "next", "score", "doubt"] and len(rows) == 6
+    assert header == ["file", "class", "score", "next", "next score", "doubt"] and len(rows) == 6
     assert [row[1] for row in rows] == [f"digit {j}" for j in LABELS[[0, 1, 2, 2, 0, 1]]]
     assert rows[0][0].endswith("0.png") and rows[3][0].endswith("a,b.png") and rows[5][0] == "more.npz[1]"
     assert float(rows[3][2]) == pytest.approx(predict(load(words[0]), corner).scores.max(), abs=1e-3)
