@@ -431,7 +431,7 @@ def nearest_cell(results, name):
     number = with_n(results, shown)
     others = results.samples(*asked(shown.mark)[:4])
     if number == "not run" and len(others) == 1:
-        number = f"planned seeds not run; another one {drawn(results, *asked(shown.mark))}"
+        number = f"planned seeds not run; another seed {drawn(results, *asked(shown.mark))}"
     cell = f"{label}: {number}"
     if len(near) > 1:
         cell += f"; {len(near) - 1} more {'test' if len(near) == 2 else 'tests'}"
@@ -467,10 +467,11 @@ def verdict_cell(results, name):
         seeds = "planned seed" if found.n == 1 else "planned seeds"
         text = f"{said}: {found.n or 'no'} {seeds}, {rule.LEAST_SEEDS} needed"
         if not one.is_accuracy and is_tuned_more(found.tried):
-            text += f"; tuned more ({found.tried[0]} to {found.tried[1]})"
+            ours, control = ("unknown" if n is None else n for n in found.tried)
+            text += f"; capsules tried {ours} settings, control {control}"
         return text
     if why.startswith("no nearest test") and found.lacks:
-        return f"{said}: no interval over toys yet"
+        return f"{said}: toys not yet in the interval"
     if why.startswith("no nearest test"):
         return f"{said}: tuned more, or not matched"
     return f"{said}: {excluded(said, one)}"
