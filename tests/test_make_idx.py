@@ -214,10 +214,11 @@ def test_arrays_of_other_kinds(tmp_path, capsys, images, said):
     (IMAGES[:80], "80 images and 90 labels"), (np.full((90, 32, 32), 0), "image 0: no ink"), (IMAGES * 1j, "complex")])
 def test_arrays_that_are_no_images_are_refused(tmp_path, array, words):
     with pytest.raises(InputError, match=re.escape(words)):
-        make_idx.make(tmp_path / "data", (array, LABELS))
+        make_idx.make(tmp_path / "data", (array, LABELS), kind="digits")
     for labels in (LABELS[:, None] * [1, 2], LABELS * 1j, LABELS * 0, range(90), [[1], 2], [None], None):
         with pytest.raises(InputError, match="^train: label.* (are|is)|^has (1 class|90 classes)|^train is of type"):
-            make_idx.make(tmp_path / "data", *([IMAGES, LABELS] if labels is None else [(IMAGES, labels)]))
+            make_idx.make(tmp_path / "data", *([IMAGES, LABELS] if labels is None else [(IMAGES, labels)]),
+                          kind="digits")
     assert not (tmp_path / "data").exists()
 
 
