@@ -471,7 +471,7 @@ def verdict_cell(results, name):
             text += f"; capsules tried {ours} settings, control {control}"
         return text
     if why.startswith("no nearest test") and found.lacks:
-        return f"{said}: toys not yet in the interval"
+        return f"{said}: the interval over toys is not computed yet"
     if why.startswith("no nearest test"):
         return f"{said}: tuned more, or not matched"
     return f"{said}: {excluded(said, one)}"
