@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import affnist_capsnet as affnist  # before numpy: it sets BLAS to one thread
 from lab import networks
 from lab.files import check_writable, write_json
-from lab.messages import InputError, Parser, Progress, run_cli
+from lab.messages import InputError, Progress, run_cli
 
 import numpy as np
 
@@ -174,18 +174,7 @@ def print_r_squared(say, where, accuracy, found):
 
 
 def main():
-    parser = Parser(description=__doc__)
-    parser.add_argument(
-        "--load",
-        required=True,
-        metavar="PLACE",
-        help="the network: a weights file or a run's folder",
-    )
-    parser.add_argument(
-        "--out-json", metavar="FILE", help="write settings and results to this file; -: print"
-    )
-    affnist.add_settings(parser)
-    args = parser.parse_args()
+    args = networks.measuring_parser(affnist, __doc__).parse_args()
     loaded, config = networks.load_for_evaluation(affnist, args.load, args)
     if config.task != "affnist" or config.model not in affnist.CAPSULES:
         raise InputError(

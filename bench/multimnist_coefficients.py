@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import multimnist_capsnet as capsnet  # before numpy: it sets BLAS to one thread
 from lab import networks
 from lab.files import check_writable, write_json
-from lab.messages import InputError, Parser, Progress, run_cli
+from lab.messages import InputError, Progress, run_cli
 
 import numpy as np
 
@@ -153,18 +153,7 @@ def compare(weights, batch, following, config, deviation, rng):
 
 
 def main():
-    parser = Parser(description=__doc__)
-    parser.add_argument(
-        "--load",
-        required=True,
-        metavar="PLACE",
-        help="the network: a weights file or a run's folder",
-    )
-    parser.add_argument(
-        "--out-json", metavar="FILE", help="write settings and results to this file; -: print"
-    )
-    capsnet.add_settings(parser)
-    args = parser.parse_args()
+    args = networks.measuring_parser(capsnet, __doc__).parse_args()
     loaded, config = networks.load_for_evaluation(capsnet, args.load, args)
     if config.model != "capsnet" or config.routing_iters < 2:
         raise InputError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from .messages import InputError, flag_name
+from .messages import InputError, Parser, flag_name
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,18 @@ def load_network(module, path):
     return SimpleNamespace(config=config, weights=module.weights_of(state), history=state["history"],
                            step=state["step"], source=state["history"]["source"],
                            file=module.identity_of(path, config))
+
+
+def measuring_parser(module, description):
+    """Return the Parser of a program that measures one trained network of an experiment: --load,
+    --out-json, and the experiment's own flags"""
+    parser = Parser(description=description)
+    parser.add_argument("--load", required=True, metavar="PLACE",
+                        help="the network: a weights file or a run's folder")
+    parser.add_argument("--out-json", metavar="FILE",
+                        help="write settings and results to this file; -: print")
+    module.add_settings(parser)
+    return parser
 
 
 def load_for_evaluation(module, path, args):

@@ -431,10 +431,10 @@ def nearest_cell(results, name):
     number = with_n(results, shown)
     others = results.samples(*asked(shown.mark)[:4])
     if number == "not run" and len(others) == 1:
-        number = f"planned seeds not run; another seed {drawn(results, *asked(shown.mark))}"
+        number = f"planned not run; another seed {drawn(results, *asked(shown.mark))}"
     cell = f"{label}: {number}"
     if len(near) > 1:
-        cell += f"; {len(near) - 1} more {'test' if len(near) == 2 else 'tests'}"
+        cell += f"; +{len(near) - 1} {'test' if len(near) == 2 else 'tests'}"
     return cell
 
 

@@ -71,9 +71,12 @@ def examine(fresh, kind, target, *, allow=(), require_gradient=False, backward=N
         raise Unusable(f"{target} takes other arguments than dynamic routing's u_hat and n_iters. {flag}")
     counted = kind == "margin-loss" or takes_a_count(function, interface)
     if not counted and len(cases) > 1:
-        raise Unusable(f"{target} has no argument for the margin m. Say which it has, such as: --m 0.2" if is_loss else
-                       f"{target} has no argument for the number of iterations. Say how many it runs, such as: "
-                       "--iterations 3" + ". If it is route(u_hat, n_iters), leave --layer out" * (kind == "layer"))
+        if is_loss:
+            raise Unusable(f"{target} has no argument for the margin m. Say which it has, such as: --m 0.2")
+        advice = "Say how many it runs, such as: --iterations 3"
+        if kind == "layer":
+            advice += ". If it is route(u_hat, n_iters), leave --layer out"
+        raise Unusable(f"{target} has no argument for the number of iterations. {advice}")
     frameworks = [framework] if framework else ["torch", "numpy"] if "torch" in sys.modules else ["numpy"]
     count = None
     if kind != "margin-loss" and counted:
