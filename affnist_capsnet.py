@@ -3119,6 +3119,7 @@ def test_saved(args):
         raise InputError("--init is for a training, and --load only tests. Leave one out")
     trained, state = load(args.load)
     config = tested_config(args, trained)
+    check_data_given(args, state["history"]["source"])
     data = load_data(config)
     config = fit_to_data(config, data)
     check_same_size(args.load, trained, config)
@@ -3133,6 +3134,14 @@ def test_saved(args):
         write_file(folder / "metrics.json", as_json(result))
         say(f"saved: {folder} (weights.npz, metrics.json)", config)
     return result
+
+
+def check_data_given(args, source):
+    """Raise InputError if a network was trained on data of one's own, and the command names none"""
+    is_named = hasattr(args, "data_dir") or hasattr(args, "digits")
+    if source not in DIGIT_NAMES and not is_named:
+        raise InputError(f"{args.load}: was trained on {data_name(source)}. Give their folder, or "
+                         "that of others to test on, as --data-dir")
 
 
 def test_again(path, trained, config, data, state):

@@ -267,6 +267,13 @@ def draw_frames(digits, shown, n):
 
 
 @figures.style()
+def check_task(where, task):
+    """Raise InputError for a task that the animation does not show. where: what has it"""
+    if task != "affnist":
+        raise InputError(f"{where} {task}: the animation shows networks of --task affnist, on digits on 40x40 px. "
+                         "Give such networks; visualize_affnist_capsnet.py draws others")
+
+
 def main():
     parser = Parser(description=__doc__)
     parser.add_argument("--load", nargs="+", action="extend", metavar="PLACE", help="weights files or folders of the "
@@ -284,10 +291,10 @@ def main():
     for name in "n_test", "threads", "affnist_dir", "eval_split":
         if hasattr(args, name):
             raise InputError(f"{flag_name(name)} has no effect on the animation. Leave it out")
+    for path in args.load:
+        check_task(f"{path}: --task", networks.load_network(affnist, path).config.task)
+    check_task("--task", getattr(args, "task", "affnist"))
     loaded = [networks.load_for_evaluation(affnist, path, args) for path in args.load]
-    if any(config.task != "affnist" for _, config in loaded):
-        raise InputError("--load: the animation shows networks of --task affnist, on digits on 40x40 px. Give such "
-                         "networks; visualize_affnist_capsnet.py draws others")
     if len({network.source for network, _ in loaded}) > 1:
         raise InputError("--load: these networks were trained on different digits. Give networks trained on the same")
     data = affnist.load_data(loaded[0][1])

@@ -67,6 +67,7 @@ from lab.data import (
     as_array,
     choose_test_images,
     contents,
+    faults_in_words,
     gray_levels,
     idx_bytes,
     is_emnist,
@@ -501,7 +502,7 @@ def chunks_of(found, how):
 def of_pictures(group, folder, how):
     """Return a Chunk for each class of a folder of pictures, of their Givens"""
     progress, chunks = Progress(), []
-    notes, n_pictures, apart = collections.Counter(), 0, []
+    notes, n_pictures, apart, faults = collections.Counter(), 0, [], {}
     for given in group:
         images = []
         for k, path in enumerate(given.images):
@@ -509,17 +510,22 @@ def of_pictures(group, folder, how):
             try:
                 image, noticed = how.picture(path)
             except InputError as error:
-                kept = "" if how.kind == "images" else ", or keep pictures as they are: --as images"
-                raise InputError(f"{path}: {error}. Mend or remove this file{kept}") from None
+                faults[path] = error
+                continue
             images.append(image)
             notes.update(noticed - {APART})
             if APART in noticed:
                 apart.append(given.files[k])
+        if faults:                                                      # the others are read, to name all that fail
+            continue
         images = np.stack(images)
         if how.kind != "images":
             notes[LEFT] += int((~is_like_mnist(images)).sum())
         n_pictures += len(images)
         chunks.append(Chunk(given.part, images, given.labels, given.files))
+    if faults:
+        kept = "" if how.kind == "images" else ", or keep pictures as they are: --as images"
+        raise InputError(f"{faults_in_words(faults)}{kept}")
     if apart:
         notes[look_at(apart)] = len(apart)
     say_notes(progress, folder, +notes, n_pictures)
@@ -578,6 +584,9 @@ def data_set_of(chunks, seed):
             said.append(f"copies of images: {n_copies:,}; all copies of an image are on one side of the split")
     if n_doubtful := len({*zip(content.tolist(), labels.tolist())}) - len(np.unique(content)):
         said.append(f"warning: {counted(n_doubtful, 'image')} in two classes")
+    untested = [name for k, name in enumerate(names) if not is_test[labels == k].any()]
+    if untested:
+        said.append(f"warning: no test images of {', '.join(untested[:5])}{', ...' * (len(untested) > 5)}")
     for k, name in enumerate(names):
         n = len(np.unique(content[(labels == k) & ~is_test]))
         if n < MIN_IMAGES - 1:

@@ -7,7 +7,8 @@
 
 A row per picture: its file, the class, its length (of a capsule) or probability (of a CNN), the next class, and a word
 where the two are close. A network of multimnist_capsnet.py finds two digits. Pictures are PNG or JPEG files, or all
-below a folder; arrays are .npy, .npz or CSV files, whose images are what `predict` takes.
+below a folder; arrays are .npy, .npz or CSV files, whose images are what `predict` takes. If the network knows only
+drawings, a note counts pictures that are none, such as photographs.
 
 In Python, load and predict do the same:
 
@@ -36,19 +37,22 @@ from lab.data import (
     TOUCHED,
     Reading,
     edges,
+    faults_in_words,
     fitted,
     gray_images,
+    gray_levels,
     inks_of,
     is_junk,
     is_like_mnist,
+    is_picture,
     mnist_of,
-    read_picture,
+    read_pixels,
     resample,
     surface_ink,
     upright,
 )
 from lab.files import check_writable, write_atomically, write_csv
-from lab.images import picture_to_image
+from lab.images import in_color, is_drawing, picture_to_image
 from lab.messages import InputError, Parser, Progress, counted, run_cli
 from lab.tables import read_names
 
@@ -56,9 +60,11 @@ import numpy as np
 
 from make_idx import arrays_of, read_csv
 
+OF_ARRAYS = ".npy", ".npz", ".csv", ".csv.gz"
 CLOSE = 0.2                        # a difference of two lengths or probabilities that leaves a doubt
 DIFFERS = "in doubt: another class without, or with, ink that lies apart, such as a line or a second digit"
 SCALED = "of another size, or dark on light: ink found, scaled and centered"           # drawn images
+NO_DRAWING = "no drawing in one color on plain paper, as this network knows: of a photograph its class says nothing"
 SCALED_VIEW = "of another size: scaled"                                                # others
 
 
@@ -160,7 +166,7 @@ def predict(network, images, reconstruct=False, center=None):
     picture files; (n, H * H), (n, 1 or 3, H, W) and (n, H, W, 1, 3 or 4) are taken, too; toys have two cameras,
     (n, H, W, 2) or (n, 2, H, W). Gray levels: 0 to 255, or 0 to 1. Networks of --task images take images of the side
     and the channels that they were trained on, as they are: uint8, or floats from 0 to 1, (n, *shape) or, with
-    channels first, (n, C, H, W).
+    channels first, (n, C, H, W); pictures and files are cropped and scaled for them.
     reconstruct: whether the result has reconstructions.
     center: whether images of the network's size are scaled and centered, too, as all others are; None: where the
     network was trained on MNIST's digits and the ink is smaller, larger or farther from the center than theirs.
@@ -246,7 +252,11 @@ def outputs(network, inputs):
 def prepared(network, images, center=None):
     """Return images of any kind as a Prepared. center: as in predict"""
     if network.is_of_any_images:
-        inputs = as_they_are(network, images, center)
+        refuse_centering(network, center)
+        pictures = images if isinstance(images, (list, tuple)) else [images]
+        if any(is_picture(each) or isinstance(each, (str, Path)) for each in pictures):
+            return joined([picture_as_it_is(network, each) for each in pictures])
+        inputs = as_they_are(network, images)
         return Prepared(inputs, {}, np.zeros(len(inputs), bool))
     grays, notes = gray_images(images, (*network.sides, 28, 32), network.n_cameras)
     if network.n_cameras == 2:
@@ -276,10 +286,9 @@ def refuse_centering(network, center):
         raise InputError("--center: is for digits, and this network takes images as they are. Leave it out")
 
 
-def as_they_are(network, images, center=None):
+def as_they_are(network, images):
     """Return images for a network of --task images, which takes them as they are. Raise InputError for any that do not
     have its side and its channels, or for values of which it is not clear what they mean"""
-    refuse_centering(network, center)
     [shape] = network.module.image_shapes(network.config)
     channels = shape[2] if len(shape) == 3 else 1
     wanted = f"This network takes uint8, or floats from 0 to 1, {('n', *shape)}".replace("'", "")
@@ -304,34 +313,32 @@ def as_they_are(network, images, center=None):
     return network.module.prepare_images(array, network.config)
 
 
-def picture_as_it_is(network, path):
-    """Return a picture file as a network of --task images takes it, what was done to it, {words: 1}, and whether it is
-    in doubt, (1,). Raise InputError if the network's channels are neither gray nor red, green and blue"""
+def picture_as_it_is(network, picture):
+    """Return the path of a picture, or a picture of the package PIL, cropped and scaled for a network of --task images,
+    as a Prepared. Raise InputError if the network's channels are neither gray nor red, green and blue"""
     [(side, _, *channels)] = network.module.image_shapes(network.config)
     if channels not in ([], [3]):
         raise InputError(f"a picture does not say what the {channels[0]} channels of this network are. Give arrays, "
                          f"(n, {side}, {side}, {channels[0]}), in a .npy file")
-    image, words = picture_to_image(path, side, gray=not channels)
-    return network.module.prepare_images(image[None], network.config), dict.fromkeys(words, 1), np.zeros(1, bool)
+    image, words = picture_to_image(picture, side, gray=not channels)
+    inputs = network.module.prepare_images(image[None], network.config)
+    return Prepared(inputs, dict.fromkeys(words, 1), np.zeros(1, bool))
 
 
-def prepared_pictures(network, grays, center=None):
-    """Return the gray levels of pictures, a list of (h, w) from 0 to 1, as a Prepared. Pictures of the network's size
-    that are dark on light are scaled and centered, too"""
-    images, notes, readings = [], collections.Counter(), {}
-    for row, gray in enumerate(grays):
-        fits = gray.shape in [(side, side) for side in network.sides]
-        if fits and network.is_drawn and np.median(edges(gray)) < 0.5 and np.ptp(gray) >= 0.05:
-            [image], noticed, found = fitted_to(network, [np.rint(255 * gray).astype(np.uint8)[None]], center)
-            if found:
-                readings[row] = found[0]
-        else:
-            readings[row] = resized(network, gray)
-            image, noticed = readings[row].image, collections.Counter(readings[row].noticed)
-            noticed[network.scaled] += image.shape != gray.shape or not np.allclose(gray, image / 255, atol=0.01)
-        images.append(image)
-        notes += noticed
-    return with_readings(network, images, notes, readings)
+def prepared_picture(network, path, center=None):
+    """Return a picture file for a network of digits, shapes or toys as a Prepared. Drawings of the network's size that
+    are dark on light are scaled and centered, too"""
+    pixels = read_pixels(path)
+    gray = gray_levels(*pixels)
+    fits = gray.shape in [(side, side) for side in network.sides]
+    if fits and network.is_drawn and np.median(edges(gray)) < 0.5 and np.ptp(gray) >= 0.05:
+        [image], notes, readings = fitted_to(network, [np.rint(255 * gray).astype(np.uint8)[None]], center)
+    else:
+        reading = resized(network, gray)
+        image, notes, readings = reading.image, collections.Counter(reading.noticed), {0: reading}
+        notes[network.scaled] += image.shape != gray.shape or not np.allclose(gray, image / 255, atol=0.01)
+    notes[NO_DRAWING] += network.is_drawn and not is_drawing(in_color(*pixels))
+    return with_readings(network, [image], notes, readings)
 
 
 def fitted_to(network, grays, center):
@@ -382,26 +389,36 @@ def resized(network, gray):
 def predict_files(network, paths, progress, center=None):
     """Yield a path, a name for each image in it and their Prediction. Raise InputError for what cannot be read"""
     refuse_centering(network, center)
+    pictures = {path: pictures_in(path) for path in paths if not path.name.lower().endswith(OF_ARRAYS)}
+    read = read_pictures(network, [file for files in pictures.values() for file in files], progress, center)
     for path in paths:
-        if path.name.lower().endswith((".npy", ".npz", ".csv", ".csv.gz")):
-            images = images_in(path, progress)
-            try:
-                result = predict(network, images, center=center)
-            except InputError as error:
-                raise InputError(f"{path}: {error}") from None
-            yield path, [f"{path}[{k}]" for k in range(len(result.classes))], result
+        if path in pictures:
+            result = classified(network, joined([read[file] for file in pictures[path]]))
+            yield path, list(map(str, pictures[path])), result
             continue
-        files, prepared_files = pictures_in(path), []
-        for k, file in enumerate(files):
-            try:
-                if network.is_of_any_images:
-                    prepared_files.append(Prepared(*picture_as_it_is(network, file)))
-                else:
-                    prepared_files.append(prepared_pictures(network, [read_picture(file)], center))
-            except InputError as error:
-                raise InputError(f"{file}: {error}. Mend it, or leave it out") from None
-            progress.step(f"{k + 1} of {len(files)} pictures read")
-        yield path, list(map(str, files)), classified(network, joined(prepared_files))
+        images = images_in(path, progress)
+        try:
+            result = predict(network, images, center=center)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        yield path, [f"{path}[{k}]" for k in range(len(result.classes))], result
+
+
+def read_pictures(network, files, progress, center):
+    """Return picture files as {file: Prepared}. Raise InputError that names all that cannot be read"""
+    read, faults = {}, {}
+    for k, file in enumerate(files):
+        progress.step(f"{k} of {len(files)} pictures read")
+        try:
+            if network.is_of_any_images:
+                read[file] = picture_as_it_is(network, file)
+            else:
+                read[file] = prepared_picture(network, file, center)
+        except InputError as error:
+            faults[file] = error
+    if faults:
+        raise InputError(faults_in_words(faults))
+    return read
 
 
 def images_in(path, progress):

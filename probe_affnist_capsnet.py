@@ -300,11 +300,12 @@ def main():
     parser.add_argument("--out-json", metavar="FILE", help="write settings and results to this file; -: print")
     affnist.add_settings(parser)
     args = parser.parse_args()
-    loaded, config = networks.load_for_evaluation(affnist, args.load, args)
-    if config.task != "affnist" or max_shift(config) is None:
-        raise InputError(f"--load {args.load}: trained with --task {config.task} --train-shift {config.train_shift}; "
+    trained = networks.load_network(affnist, args.load).config
+    if trained.task != "affnist" or max_shift(trained) is None:
+        raise InputError(f"--load {args.load}: trained with --task {trained.task} --train-shift {trained.train_shift}; "
                          "the probes need a network trained with --task affnist and a --train-shift in pixels. Give "
                          "such a network; visualize_affnist_capsnet.py draws others")
+    loaded, config = networks.load_for_evaluation(affnist, args.load, args)
     if config.affnist_dir:
         raise InputError("--affnist-dir: the probes do not read affNIST's files; leave it out")
     if getattr(args, "n_test", 0) > N_PROBED:

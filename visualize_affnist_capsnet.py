@@ -46,6 +46,7 @@ MATCHED = {                        # setting -> network, color, marker
     "matched-accuracy/cnn-dense": ("CNN with max pooling (cnn-dense)", GREEN, "^")}
 
 
+LONGEST_NAME = 12                  # letters of a class's name above an image
 CONTROLS = {                       # of the small CapsNet: setting -> what it is
     "cnn-dense": "CNN with max pooling (cnn-dense)",
     "cnn": "narrow CNN without pooling (cnn)",
@@ -178,22 +179,23 @@ def draw_examples(run):
     if run.history["source"] == run.data["source"]:
         training = affnist.epoch_samples(run.data, 0, run.config)
         text = "training" if run.config.train_shift == "0" else "training:\ntranslated"
-        rows.append((text, one_of_each_class(training, run)["images"]))
+        rows.append((text, one_of_each_class(training, run)))
     tests = {"test": "test"}
     if run.config.task == "affnist":
         tests = {"any_position": "test: at\nany position", "centered": "test: affine,\ncentered",
                  "affine": "test: affine,\nany position"}
-    rows += [(text, class_examples(run, kind)["images"]) for kind, text in tests.items()]
+    rows += [(text, class_examples(run, kind)) for kind, text in tests.items()]
     title = "Training and test images" if len(rows) > len(tests) else "Test images"
     title += ", one of each class" if run.config.n_classes <= 10 else " of the first ten classes"
-    size = "x".join(map(str, rows[-1][1].shape[1:]))
+    size = "x".join(map(str, rows[-1][1]["images"].shape[1:]))
     note = f"{data_name(run.data['source'])}, {size} px{channels_in_words(run.config)}"
     if run.config.task == "affnist":
         note += "; affine: rotated, sheared and scaled"
     fig = new_figure(0.85 * len(rows) + 0.6, title, note)
-    for axes, (text, images) in zip(fig.subplots(len(rows), n_shown(run), squeeze=False), rows):
-        for ax, image in zip(axes, images):
-            show_image(ax, image, run)
+    names = [""] * 10 if run.data["source"] in affnist.DIGIT_NAMES else class_names(run.data)
+    for axes, (text, samples) in zip(fig.subplots(len(rows), n_shown(run), squeeze=False), rows):
+        for ax, image, label in zip(axes, samples["images"], samples["labels"]):
+            show_image(ax, image, run, f"{names[label]:.{LONGEST_NAME}}")
         axes[0].set_ylabel(text, rotation=0, ha="right", va="center")
     hide_empty(fig)
     return fig

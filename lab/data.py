@@ -40,6 +40,7 @@ FEW_LIGHT = 0.05                   # fraction of an array below which images tha
 FEW_GRAYS = 64                     # arrays whose brightest pixel is between 1 and this are scaled to 255
 FAINT_LEVEL = 150                  # images whose brightest gray level, of 255, is below this are called faint
 FAINT = 0.1                        # what is darker than this, of the brightest ink, does not count for the ink's box
+MOST_NAMED = 20                    # files that a message names
 EVEN = 0.01                        # a background whose gray levels differ by more has shades or noise: they are removed
 ORIENTATION = 0x0112               # EXIF's tag
 # EMNIST in the name of a file, also with punctuation between the letters, as E-MNIST, at the start of a word: not that
@@ -127,19 +128,19 @@ def is_picture(image):
     return all(hasattr(image, name) for name in ("mode", "convert", "getexif"))
 
 
-def gray_of_picture(image):
-    """Return the gray levels of a picture of the package PIL, as read_picture returns those of its
-    file. Raise InputError for one that has no colors"""
-    is_deep = image.mode.startswith(("I", "F"))
+def pixels_of(picture):
+    """Return the pixels of a picture of the package PIL as read_pixels returns those of its file. Raise InputError for
+    one that has no colors"""
+    is_deep = picture.mode.startswith(("I", "F"))
     try:
-        if image.mode == "La":                                          # of all modes alone without a way to RGBA
-            image = image.convert("LA")
-        pixels = np.asarray(image if is_deep else image.convert("RGBA"))
+        if picture.mode == "La":                                        # of all modes alone without a way to RGBA
+            picture = picture.convert("LA")
+        pixels = np.asarray(picture if is_deep else picture.convert("RGBA"))
     except (ValueError, OSError) as error:
-        raise InputError(f"a picture of mode {image.mode} cannot be read ({error}). Give another, or "
+        raise InputError(f"a picture of mode {picture.mode} cannot be read ({error}). Give another, or "
                          "its gray levels as an array") from None
-    turn = UPRIGHT.get(image.getexif().get(ORIENTATION), np.asarray)
-    return gray_levels(turn(pixels), is_deep)
+    turn = UPRIGHT.get(picture.getexif().get(ORIENTATION), np.asarray)
+    return turn(pixels), is_deep
 
 
 def block_means(pixels, block):
@@ -447,7 +448,7 @@ def image_of(image):
     """Return a picture of PIL, or the path of a picture file, as gray levels, (h, w) uint8; other objects as they are.
     Raise InputError for a picture that cannot be read"""
     if is_picture(image):
-        return np.rint(255 * gray_of_picture(image)).astype(np.uint8)
+        return np.rint(255 * gray_levels(*pixels_of(image))).astype(np.uint8)
     if isinstance(image, memoryview):
         return np.asarray(image)
     if not isinstance(image, (str, Path)):
@@ -585,6 +586,15 @@ def fitted(grays, sides, convert, is_right=None, report=lambda text: None):
             images[k] = reading.image
     notes[OFF] += len(wrong)
     return images, +notes, len(of_other_size), readings
+
+
+def faults_in_words(faults):
+    """Return a message on pictures that cannot be read, {path: what is wrong}: the first with its fault, and others"""
+    (path, fault), *others = faults.items()
+    if not others:
+        return f"{path}: {fault}. Mend or remove this file"
+    named = ", ".join(str(other) for other, _ in others[:MOST_NAMED]) + ", ..." * (len(others) > MOST_NAMED)
+    return f"{path}: {fault}. {len(others)} more cannot be read: {named}. Mend or remove these files"
 
 
 def look_at(names):

@@ -9,8 +9,6 @@ import numpy as np
 
 from . import frames
 from .data import (
-    ORIENTATION,
-    UPRIGHT,
     WORK_SIDE,
     as_array,
     as_arrays,
@@ -19,6 +17,7 @@ from .data import (
     check_not_just_above_1,
     gray_levels,
     is_picture,
+    pixels_of,
     read_pixels,
     resample,
 )
@@ -26,6 +25,9 @@ from .messages import InputError
 
 LEAST_SIDE, MOST_CHANNELS = 8, 4   # of arrays that may be images
 CROPPED = "no square: cropped to the square in the middle"
+MUCH_CROPPED = f"{CROPPED}, less than two thirds of the picture"
+MUCH_LONGER = 1.5                  # times the shorter side
+TRANSPARENT = "transparent: laid on white"
 GRAYED = "colors were turned into gray levels"
 GRAY = "gray: red, green and blue are equal"
 MOVED = "channels moved from the first axis to the last"
@@ -47,19 +49,17 @@ def on_white(pixels):
     return colors[..., :3] * alpha + (1 - alpha)
 
 
-def color_picture(path):
-    """Return a picture file in color, (h, w, 3) float64 from 0 to 1: of a gray one the three are equal. Raise
-    InputError as read_picture does"""
-    pixels, is_deep = read_pixels(path)
+def in_color(pixels, is_deep):
+    """Return pixels, as read_pixels returns them, in color, (h, w, 3) float64 from 0 to 1: of a gray picture the three
+    are equal"""
     if is_deep:
         return np.stack([gray_levels(pixels, is_deep)] * 3, -1)
     return on_white(pixels)
 
 
-def color_of_picture(picture):
-    """Return a picture of the package PIL in color, as color_picture does"""
-    turn = UPRIGHT.get(picture.getexif().get(ORIENTATION), np.asarray)
-    return on_white(turn(np.asarray(picture.convert("RGBA"))))
+def is_transparent(pixels, is_deep):
+    """Return whether pixels, as read_pixels returns them, are transparent in some place"""
+    return not is_deep and bool((pixels[..., 3] < 255).any())
 
 
 def is_colorful(pixels):
@@ -91,18 +91,23 @@ def cropped_to_square(image, side):
 def done_to(shape, side):
     """Return the words for what cropped_to_square does to an image of a shape, a set"""
     words = set()
-    if shape[0] != shape[1]:
+    if max(shape[:2]) > MUCH_LONGER * min(shape[:2]):
+        words.add(MUCH_CROPPED)
+    elif shape[0] != shape[1]:
         words.add(CROPPED)
     if min(shape[:2]) != side:
         words.add(f"{'enlarged' if min(shape[:2]) < side else 'scaled'} to {side}x{side} px")
     return words
 
 
-def picture_to_image(path, side, gray):
-    """Return a picture file as an image, (side, side, 3) or, if gray, (side, side) uint8, and what was done to it, a
-    set of words. Raise InputError as read_picture does"""
-    image = color_picture(path)
+def picture_to_image(picture, side, gray):
+    """Return the path of a picture, or a picture of the package PIL, as an image, (side, side, 3) or, if gray,
+    (side, side) uint8, and what was done to it, a set of words. Raise InputError as read_picture does"""
+    pixels = pixels_of(picture) if is_picture(picture) else read_pixels(picture)
+    image = in_color(*pixels)
     words = done_to(image.shape, side)
+    if is_transparent(*pixels):
+        words.add(TRANSPARENT)
     is_gray = np.ptp(image, axis=-1).max() < 1e-9
     if gray:
         image = gray_level_of(image)
@@ -122,10 +127,9 @@ def arrays_to_images(images, side, gray, report=lambda text: None):
     pictures of the package PIL: uint8, or any numbers from 0 to 255 or from 0 to 1. gray: red, green and blue become a
     gray level. report(text) hears how far it is. Raise InputError for what is no image, or for several numbers of
     channels."""
-    if isinstance(images, (list, tuple)) and any(map(is_picture, images)):
-        images = [np.rint(255 * color_of_picture(image)).astype(np.uint8) if is_picture(image) else image
-                  for image in images]
     notes = collections.Counter()
+    if isinstance(images, (list, tuple)) and any(map(is_picture, images)):
+        images = [levels_of(image, notes) if is_picture(image) else image for image in images]
     parts = [channels_last(part, notes) for part in as_arrays(images)]
     kinds = {part.shape[3:] for part in parts}
     if len(kinds) > 1:
@@ -144,6 +148,13 @@ def arrays_to_images(images, side, gray, report=lambda text: None):
                 report(f"{len(found)} of {n} images read")
             found.append(cropped_to_square(image / unit, side))
     return np.stack(found), +notes
+
+
+def levels_of(picture, notes):
+    """Return a picture of the package PIL in color, (h, w, 3) uint8, and count in notes if it is transparent"""
+    pixels = pixels_of(picture)
+    notes[TRANSPARENT] += is_transparent(*pixels)
+    return np.rint(255 * in_color(*pixels)).astype(np.uint8)
 
 
 def in_words(shapes):
@@ -214,9 +225,9 @@ def looked_at(images, most=LOOKED_AT):
 def colors_of(image):
     """Return an image, or the picture at a path, as colors, as looked_at does. Raise InputError for what is no image"""
     if isinstance(image, (str, Path)):
-        return color_picture(image)
+        return in_color(*read_pixels(image))
     if is_picture(image):
-        return color_of_picture(image)
+        return in_color(*pixels_of(image))
     image = channels_last(as_array(image)[None], collections.Counter())[0]
     if image.dtype.kind not in "buif" or not np.isfinite(image).all():
         raise InputError("holds no levels of an image")

@@ -5,6 +5,7 @@ import json
 import affnist_capsnet as ac
 import multimnist_capsnet as mc
 import smallnorb_novel_viewpoint as norb
+from lab import networks
 
 import numpy as np
 import pytest
@@ -68,8 +69,8 @@ WITH_DATA = [name for name, (program, module, _) in PROGRAMS.items() if module i
 def test_networks_of_images_are_refused_where_they_cannot_be_shown(call, place, tmp_path, name, which):
     """also of ten classes and 28x28 px; nothing is written"""
     program, module, words = PROGRAMS[name]
-    flags = ["--data-dir", place / which] if name in WITH_DATA else []
-    assert_refused(call(module, program.main, "--load", place / f"of-{which}", *flags), words)
+    for flags in [["--data-dir", place / which], []] if name in WITH_DATA else [[]]:
+        assert_refused(call(module, program.main, "--load", place / f"of-{which}", *flags), words)
     assert not list(tmp_path.rglob("*.png")) + list(tmp_path.rglob("*.gif"))
 
 
@@ -90,6 +91,30 @@ def test_figures_of_digits_refuse_images_and_draw_those_of_their_task(call, plac
                           "training_curves", "confusion")
     assert (code, err) == (0, ""), err
     assert {path.stem for path in (tmp_path / "viz").iterdir()} == {"examples", "training_curves", "confusion"}
+
+
+def test_what_needs_the_data_of_a_network_names_them(call, place):
+    """and does not look for MNIST first; programs that only draw digits name neither data nor weights"""
+    for program in ac, visualize_affnist_capsnet, compare:
+        assert_refused(call(ac, program.main, "--load", place / "of-ten"),
+                       "was trained on images of ten. Give their folder, or that of others to test on, as --data-")
+    for flags in ["--task", "images"], ["--task", "mnist"]:
+        assert_refused(call(ac, make_affnist_capsnet_gif.main, *flags),
+                       f"{' '.join(flags)}: the animation shows networks of --task affnist")
+
+
+def test_examples_name_the_classes_of_data_of_ones_own(place):
+    """above each image, also if a class has no test image; digits have no names there"""
+    config = ac.Config(task="images", data_dir=str(place / "pictures"), train_shift="0")
+    data = ac.load_data(config)
+    images, labels = data["test"]
+    data |= {"names": ["a cat", "a dog", "hippopotamuses"], "test": (images[labels != 1], labels[labels != 1])}
+    config = ac.fit_to_data(config, data)
+    run = networks.Network("", config, config, {}, {"source": data["source"]}, data)
+    titles = [ax.get_title() for ax in visualize_affnist_capsnet.draw_examples(run).axes]
+    assert titles == ["a cat", "a dog", "hippopotamus", "a cat", "hippopotamus", ""]
+    data |= {"source": "mnist"}
+    assert not any(ax.get_title() for ax in visualize_affnist_capsnet.draw_examples(run).axes)
 
 
 def test_models_are_compared_on_images(call, place, tmp_path):

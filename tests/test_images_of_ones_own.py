@@ -6,10 +6,13 @@ from lab.messages import InputError
 import imageio.v3 as imageio
 import numpy as np
 import pytest
-from conftest import assert_refused, toy_images
+from conftest import ROOT, assert_refused, toy_images
+from PIL import Image
 
 import make_idx
 import predict as program
+
+NETWORK = ROOT / "weights/affnist_capsnet-shared.npz"               # of digits
 
 
 def write_photographs(folder, n=6, size=(40, 60), mode="color"):
@@ -53,6 +56,30 @@ def test_what_is_cropped_and_scaled_by_hand(tmp_path):
     assert np.abs(gray - means @ [0.299, 0.587, 0.114]).max() <= 0.51
     found, words = lab_images.arrays_to_images(np.zeros((2, 32, 32, 3), np.uint8), 32, False)
     assert not found.any() and not words
+
+
+def test_transparent_pictures_lie_on_white_which_is_said(call, tmp_path):
+    """Half transparent black is gray; of files, and of pictures of the package PIL"""
+    photographs = write_photographs(tmp_path / "photos")
+    pixels = np.dstack([photographs, np.full(photographs.shape[:2], 255, np.uint8)])
+    pixels[:20] = 0, 0, 0, 128
+    imageio.imwrite(tmp_path / "photos/sea/clear.png", pixels)
+    found, words = lab_images.picture_to_image(tmp_path / "photos/sea/clear.png", 40, False)
+    assert lab_images.TRANSPARENT in words and (found[:20] == 127).all()
+    code, out, err = call(ac, make_idx.main, "photos", "data", "--as", "images")
+    assert code == 0 and f"1 of 13 images: {lab_images.TRANSPARENT}" in out + err
+    picture = Image.fromarray(pixels)
+    again, words = lab_images.picture_to_image(picture, 40, False)
+    assert lab_images.TRANSPARENT in words and (again == found).all()
+    arrays, notes = lab_images.arrays_to_images([picture] * 3, 40, False)
+    assert notes[lab_images.TRANSPARENT] == 3 and (arrays == found).all()
+
+
+@pytest.mark.parametrize("size, words", [
+    ((30, 45), lab_images.CROPPED), ((30, 46), lab_images.MUCH_CROPPED), ((46, 30), lab_images.MUCH_CROPPED)])
+def test_what_is_cut_off_is_said_if_it_is_much(size, words):
+    """More than a third of the picture"""
+    assert lab_images.done_to(size, 30) == {words}
 
 
 SIZED = toy_images(24, 3)["test"][0][:6]
@@ -228,6 +255,55 @@ def test_pictures_that_cannot_be_read_do_not_decide(call, tmp_path):
     (tmp_path / "x/a/none.png").write_bytes(b"none")
     assert_refused(call(ac, make_idx.main, "x", "data"), "none.png: is not a readable picture")
     assert not (tmp_path / "data").exists()
+
+
+def test_all_pictures_that_cannot_be_read_are_named(call, tmp_path):
+    """of all classes, the first with what is wrong; and so does predict.py"""
+    write_folder(tmp_path / "x", [photograph(k) for k in range(8)])
+    for name in "a/one.png", "a/two.png", "b/three.png":
+        (tmp_path / "x" / name).write_bytes(b"none")
+    words = "a/one.png: is not a readable picture", "2 more cannot be read: x/a/two.png, x/b/three.png. Mend or remove"
+    for each, given in (make_idx, ("x", "data")), (program, (NETWORK, "x")), (program, (NETWORK, "x/b", "x/a")):
+        _, out, err = result = call(ac, each.main, *given)
+        assert_refused(result, "Mend or remove these files")
+        assert all(word in err for word in words) or given[1] == "x/b"
+
+
+def test_a_class_without_test_images_is_said(tmp_path, capsys):
+    images, labels = toy_images(24, 3, n_classes=3)["train"]
+    make_idx.make(tmp_path / "data", (images, labels), (images[labels == 1], labels[labels == 1]), kind="images")
+    assert "warning: no test images of 0, 2" in capsys.readouterr().out
+
+
+def test_a_network_of_digits_says_of_a_photograph_that_it_is_no_drawing(call, tmp_path):
+    """and of drawings nothing"""
+    for name, picture in ("photograph", photograph(3)), ("page", page(3)):
+        imageio.imwrite(tmp_path / f"{name}.png", np.rint(255 * picture).astype(np.uint8))
+    code, out, err = call(ac, program.main, NETWORK, "photograph.png", "page.png")
+    assert code == 0 and f"1 of 2 images: {program.NO_DRAWING}" in out + err
+
+
+def test_networks_of_images_take_pictures_as_files_and_as_objects(tmp_path):
+    """cropped and scaled as predict.py does; those of two channels refuse them"""
+    for channels in 1, 2, 3:
+        data = toy_images(24, channels, n_classes=3)
+        config = ac.fit_to_data(ac.Config(task="images", conv1_channels=2), data)
+        state = ac.initial_state(config)
+        state["history"]["source"] = "mine"
+        ac.save(tmp_path / "net.npz", config, state)
+        network = program.load(tmp_path / "net.npz")
+        pixels = np.rint(255 * photograph(0, (30, 40))).astype(np.uint8)
+        imageio.imwrite(tmp_path / "a.png", pixels)
+        given = [Image.fromarray(pixels), tmp_path / "a.png", str(tmp_path / "a.png")]
+        if channels == 2:
+            with pytest.raises(InputError, match="does not say what the 2 channels"):
+                program.predict(network, given)
+            continue
+        result = program.predict(network, given)
+        image, _ = lab_images.picture_to_image(tmp_path / "a.png", 24, gray=channels == 1)
+        np.testing.assert_array_equal(result.inputs, ac.prepare_images(np.stack([image] * 3), config))
+        assert result.notes[lab_images.CROPPED] == 3
+        assert program.predict(network, given[0]).classes == result.classes[0]
 
 
 def test_drawings_in_strong_colors_are_noticed(call, tmp_path):

@@ -58,8 +58,8 @@ def test_a_picture_of_pil_is_read_as_its_file_is(network, tmp_path, mode):
     assert predict(network, pictures[3]).classes.tolist() == [result.classes[3]]
     if MODES[mode]:
         pictures[0].save(tmp_path / f"x.{MODES[mode]}")
-        np.testing.assert_allclose(data.gray_of_picture(pictures[0]), data.read_picture(tmp_path / f"x.{MODES[mode]}"),
-                                   atol=0.01)
+        of_file = data.read_picture(tmp_path / f"x.{MODES[mode]}")
+        np.testing.assert_allclose(data.gray_levels(*data.pixels_of(pictures[0])), of_file, atol=0.01)
     make_idx.make(tmp_path / "data", (pictures, LABELS % 2))
     images = mc.read_idx_folder(tmp_path / "data")["test"][0]
     assert images[:, 4:24, 4:24].max((1, 2)).min() > 200 and 20 < images.mean() < 80
@@ -78,7 +78,7 @@ def test_pictures_of_several_kinds_and_arrays_are_taken_together(network):
     exif[data.ORIENTATION] = 6                                          # to be turned by 90 degrees
     turned, file = Image.fromarray(np.rot90(255 - BIG[0])), io.BytesIO()
     turned.save(file, "jpeg", exif=exif)
-    np.testing.assert_allclose(data.gray_of_picture(Image.open(file)), 1 - BIG[0] / 255, atol=0.2)
+    np.testing.assert_allclose(data.gray_levels(*data.pixels_of(Image.open(file))), 1 - BIG[0] / 255, atol=0.2)
 
 
 def test_transparent_arrays_are_on_paper(network):
