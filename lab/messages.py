@@ -4,6 +4,7 @@ import ctypes
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -101,6 +102,8 @@ def run_cli(main):
     for stream in (stream for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")):
         stream.reconfigure(errors="backslashreplace")                   # for terminals that lack a letter
     Progress.program = True
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))         # so that temporary files are removed
     np.seterr(over="ignore", invalid="ignore", divide="ignore")         # a training checks its values, in words
     try:
         main()

@@ -3,6 +3,7 @@ import contextlib
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -326,3 +327,15 @@ def test_a_result_is_read_whole(tmp_path):
             running.read_result(path, "a")
     path.write_text('{"experiment": "a", "config": {}}', "utf-8")
     assert running.read_result(path, "a") == {"experiment": "a", "config": {}}
+
+
+@POSIX
+def test_a_program_that_a_scheduler_ends_leaves_no_temporary_file(tmp_path):
+    code = ("import sys, time; sys.path.insert(0, sys.argv[1]); from lab import files, messages\n"
+            "def write(file): print('began', flush=True); time.sleep(60)\n"
+            "messages.run_cli(lambda: files.write_atomically('a.gif', write))")
+    with subprocess.Popen([sys.executable, "-c", code, str(ROOT)], cwd=tmp_path, stdout=subprocess.PIPE) as program:
+        assert program.stdout.readline() == b"began\n" and len(list(tmp_path.glob("a.gif*"))) == 1
+        program.terminate()
+        assert program.wait(30) == 143
+    assert not list(tmp_path.glob("a.gif*"))
