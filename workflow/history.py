@@ -106,6 +106,10 @@ HISTORY = {
             tuple(range(10)), 22,
             "P ee167b6, 17b8afa (0-9, results/plans.md), before its configurations were tried",
             "22 (results/plans.md)"),
+        "control/cnn-gap-decoder": History(
+            tuple(range(10)), 3,
+            "P 90895d9 (0-9, results/plans.md), before its three weights were tried",
+            "3 (results/plans.md), beside the 22 of the same network without a decoder"),
         "control/iters-1-no-recon": History(
             tuple(range(10)), 0,
             "P 17b8afa (0-9, results/plans.md)",

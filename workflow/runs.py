@@ -131,7 +131,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
         ("no-recon", "--recon-weight 0", 5), ("cnn-head-gap", CNN_GAP_HEAD, 10),
         ("cnn-head-gap-tuned", f"{CNN_GAP_HEAD} --lr 0.03 --muon 0.01", 10),
         ("cnn-tuned", "--model cnn --lr 0.003 --muon 0.014 --conv1-channels 32", 10),
-        ("iters-1-no-recon", "--routing-iters 1 --recon-weight 0", 10))),
+        ("iters-1-no-recon", "--routing-iters 1 --recon-weight 0", 10),
+        ("cnn-gap-decoder", "--model cnn-vectors --cnn-head gap --lr 0.03 --muon 0.01 --recon-weight 0.003", 10))),
     *((MULTI, "half-digit", name, f"--preset half-digit {flags} {QUICK}", range(n), minutes)
       for name, flags, n, minutes in (
           ("iters-3", "--routing-iters 3", 10, 3), ("iters-1", "--routing-iters 1", 10, 3),
@@ -347,7 +348,8 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "main"): "Capsule networks, trained on pairs drawn anew in every epoch.",
     (MULTI, "control"): "Controls: CNNs, one routing iteration, no reconstruction. Seeds 5 to 9 of cnn-head-gap were "
     "planned after the first five had been looked at. cnn-head-gap-tuned has the best learning rate and Muon step of "
-    "22 configurations on validation pairs, cnn-tuned the best of its own 22 (results/plans.md). The two "
+    "22 configurations on validation pairs, cnn-tuned the best of its own 22, cnn-gap-decoder the best of three "
+    "weights of reconstruction (results/plans.md). The two "
     "-paper-protocol-long were planned after seed 0 of main/paper-protocol-long had been looked at.",
     (MULTI, "half-digit"): "Networks whose receptive fields see half a digit.",
     (MULTI, "half-digit-long"): "The same networks, trained on five times as many pairs.",
