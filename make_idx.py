@@ -140,7 +140,8 @@ class How:
             if self.side is not None and not LEAST_SIDE <= self.side <= LARGEST_SIDE:
                 raise InputError(f"--side {self.side}: must be from {LEAST_SIDE} to {LARGEST_SIDE}")
         elif self.side is not None or self.gray:
-            raise InputError("--side and --gray: are for --as images. Give that, too, or leave them out")
+            raise InputError("--side and --gray: are for --as images. Give that in place of --as digits, or leave them "
+                             "out")
 
     def picture(self, path):
         """Return a picture file as an image, uint8, and what was noticed, a set of words"""
@@ -162,17 +163,20 @@ class How:
         """Return what is said of all images"""
         said, other = "as digits: gray, light on dark, the ink at the center of 28x28 px", "images"
         if self.kind == "images":
-            said = f"as images of {self.side}x{self.side} px, cropped and scaled, otherwise as they are"
+            said = (f"as images of {self.side}x{self.side} px, in 8 bits, cropped and scaled where they have another "
+                    "size, otherwise as they are")
             other = "digits"
         return f"{said}, since {self.reason} (otherwise: --as {other})" if self.reason else said
 
 
 def how_given(kind, center, side, gray):
-    """Return the How of what was given, or None if the kind is not said and does not follow. Raise InputError for what
-    does not go together"""
-    if kind == "" and not center and side is None and not gray:
-        return None
-    return How(kind or "digits", center, side, gray)
+    """Return the How of what was given, or None if the kind is not said and does not follow: side and gray are of
+    images, center is of digits. Raise InputError for what does not go together"""
+    if kind == "" and (side is not None or gray):
+        kind = "images"
+    if kind == "" and center:
+        kind = "digits"
+    return How(kind, center, side, gray) if kind else None
 
 
 def decided(how, found):
@@ -632,7 +636,8 @@ def make(out, train, test=None, seed=0, center=False, kind="", side=None, gray=F
     train, test: (images, labels), images as `arrays_to_mnist` or, of kind "images", `arrays_to_images` takes them,
     labels numbers or names; without test, a seventh of each class is for testing. kind: "digits", "images" or "", which
     chooses by the images. center: whether images of 28x28 px that are light on dark are scaled and centered, too, as
-    all other digits are. side, gray: see How. Raise InputError for other arrays."""
+    all other digits are. side: of images, px; gray: of images, whether they lose their colors. Raise InputError for
+    other arrays."""
     how = how_given(kind, center, side, gray)
     out, found = Path(out), []
     check_out(out, replace=True)
@@ -647,6 +652,14 @@ def make(out, train, test=None, seed=0, center=False, kind="", side=None, gray=F
     for name in {*WRITTEN} - {*files}:                                  # of the data set that was there
         (out / name).unlink(missing_ok=True)
     Progress().say("\n  ".join([f"wrote {out}: {said[0]}", how.in_words(), *said[1:]]))
+
+
+def without_data(folder):
+    """Return what is wrong with a folder without data"""
+    if any(path.suffix.lower() in ENDINGS for path in visible(folder)):
+        return ("its pictures do not lie in folders of their classes. Put the pictures of each class into a folder of "
+                "its own, named like the class")
+    return ("holds no folders of pictures, and no idx, CSV, .npy or .npz files, CIFAR-10 or SVHN. Give one that does")
 
 
 def main():
@@ -690,8 +703,7 @@ def main():
     chunks = chunks_of(found, how)
     try:
         if not chunks:
-            raise InputError("holds no folders of pictures, and no idx, CSV, .npy or .npz files, CIFAR-10 or SVHN. "
-                             "Give one that does")
+            raise InputError(without_data(args.sources[0]))
         content, said = data_set_of(chunks, args.seed)
     except InputError as error:
         raise InputError(f"{args.sources[0]}: {error}") from None

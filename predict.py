@@ -36,6 +36,7 @@ from lab.data import (
     LEFT,
     TOUCHED,
     Reading,
+    check_finite,
     edges,
     faults_in_words,
     fitted,
@@ -52,7 +53,7 @@ from lab.data import (
     upright,
 )
 from lab.files import check_writable, write_atomically, write_csv
-from lab.images import in_color, is_drawing, picture_to_image
+from lab.images import in_color, is_drawing, looked_at, picture_to_image
 from lab.messages import InputError, Parser, Progress, counted, run_cli
 from lab.tables import read_names
 
@@ -253,17 +254,49 @@ def prepared(network, images, center=None):
     """Return images of any kind as a Prepared. center: as in predict"""
     if network.is_of_any_images:
         refuse_centering(network, center)
-        pictures = images if isinstance(images, (list, tuple)) else [images]
-        if any(is_picture(each) or isinstance(each, (str, Path)) for each in pictures):
-            return joined([picture_as_it_is(network, each) for each in pictures])
+        if any(map(is_picture_or_path, listed(images))):
+            return joined([one_as_it_is(network, k, image) for k, image in enumerate(listed(images))])
         inputs = as_they_are(network, images)
         return Prepared(inputs, {}, np.zeros(len(inputs), bool))
     grays, notes = gray_images(images, (*network.sides, 28, 32), network.n_cameras)
+    if network.is_drawn:
+        notes[NO_DRAWING] += n_no_drawings(images)
     if network.n_cameras == 2:
         notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
         grays = [np.stack([gray, gray], -1) if gray.ndim == 3 else gray for gray in grays]
     found, noticed, readings = fitted_to(network, grays, center)
     return with_readings(network, found, notes + noticed, readings)
+
+
+def listed(images):
+    """Return a list or a tuple as it is, and another object as the only one of a list"""
+    return images if isinstance(images, (list, tuple)) else [images]
+
+
+def is_picture_or_path(image):
+    """Return whether an image is a picture of the package PIL or the path of a file"""
+    return is_picture(image) or isinstance(image, (str, Path))
+
+
+def n_no_drawings(images):
+    """Return how many of some images, of at most LOOKED_AT, are no drawings: of pictures, files, and arrays in color"""
+    is_array_in_color = getattr(images, "ndim", 0) == 4 and {*images.shape[1::2]} & {3, 4}
+    if not is_array_in_color:
+        images = [image for image in listed(images) if is_picture_or_path(image)]
+    return sum(not is_drawing(colors) for colors in looked_at(images))
+
+
+def one_as_it_is(network, k, image):
+    """Return number k of a list of images for a network of --task images, a picture, a path or an array, as a Prepared.
+    Raise InputError as picture_as_it_is and as_they_are do"""
+    if not is_picture_or_path(image):
+        inputs = as_they_are(network, image)
+        return Prepared(inputs, {}, np.zeros(len(inputs), bool))
+    try:
+        return picture_as_it_is(network, image)
+    except InputError as error:
+        name = f"image {k}" if is_picture(image) else image
+        raise InputError(f"{name}: {error}") from None
 
 
 def with_readings(network, images, notes, readings):
@@ -305,7 +338,8 @@ def as_they_are(network, images):
     if array.shape[1:] not in (shape, last) or len(array) == 0:
         raise InputError(f"images are {array.dtype} {array.shape}. {wanted}")
     if array.dtype.kind == "f":
-        if not (array.min() >= 0 and array.max() <= 1):        # also NaN
+        check_finite([array])
+        if not (array.min() >= 0 and array.max() <= 1):
             raise InputError(f"images are floats from {array.min():.3g} to {array.max():.3g}. {wanted}")
         array = np.rint(array * np.float32(255)).astype(np.uint8)
     if array.dtype != np.uint8:

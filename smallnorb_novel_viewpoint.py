@@ -267,7 +267,7 @@ def fill_in(config, defaults):
 KINDS_OF_VALUE = {
     int: (numbers.Integral, "a whole number"),
     float: (numbers.Real, "a number"),
-    str: (str, "a text"),
+    str: (str, "a text in quotes"),
     bool: ((bool, np.bool_), "True or False")}
 
 
@@ -369,6 +369,9 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     config = fit_to_data(config, data)
     if state is None:
         state = initial_state(config, dtype)
+    if not state["adam_m"]:
+        raise InputError("this state has no moments of the optimizer, as without_moments leaves it, "
+                         "and cannot be trained on. Save the whole state")
     state["history"]["source"] = data["source"]
     n_train = len(data["train"]["labels"])
     per_epoch = steps_per_epoch(config, data)
@@ -3751,8 +3754,8 @@ def say_warmup(config, data):
     """Say if the learning rate is still warming up in the second half of the training"""
     n_steps = config.n_epochs * steps_per_epoch(config, data)
     if config.warmup > n_steps / 2:
-        say(f"note: {config.warmup} of {n_steps} steps would warm the learning rate up. Lower "
-            "--warmup, or train longer", config)
+        say(f"note: the learning rate warms up in {config.warmup} of {n_steps} steps. Lower "
+            f"--warmup, as to {n_steps // 10}, or train longer", config)
 
 
 def test_saved(args):

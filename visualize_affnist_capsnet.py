@@ -27,6 +27,7 @@ from lab.figures import (
     class_names,
     new_figure,
     perturbed_reconstructions,
+    short_name,
     show_perturbations,
 )
 from lab.messages import InputError, flag_name, run_cli
@@ -46,7 +47,7 @@ MATCHED = {                        # setting -> network, color, marker
     "matched-accuracy/cnn-dense": ("CNN with max pooling (cnn-dense)", GREEN, "^")}
 
 
-LONGEST_NAME = 12                  # letters of a class's name above an image
+LONGEST_NAME = 11                  # letters of a class's name above an image
 CONTROLS = {                       # of the small CapsNet: setting -> what it is
     "cnn-dense": "CNN with max pooling (cnn-dense)",
     "cnn": "narrow CNN without pooling (cnn)",
@@ -140,7 +141,7 @@ def channels_in_words(config):
     """Return what a note says of images whose channels are drawn side by side, "" of others"""
     if config.channels in (1, 3):
         return ""
-    return f"; its {config.channels} channels side by side, in gray"
+    return f"; the {config.channels} channels of an image side by side, in gray"
 
 
 def hide_empty(fig):
@@ -195,7 +196,7 @@ def draw_examples(run):
     names = [""] * 10 if run.data["source"] in affnist.DIGIT_NAMES else class_names(run.data)
     for axes, (text, samples) in zip(fig.subplots(len(rows), n_shown(run), squeeze=False), rows):
         for ax, image, label in zip(axes, samples["images"], samples["labels"]):
-            show_image(ax, image, run, f"{names[label]:.{LONGEST_NAME}}")
+            show_image(ax, image, run, short_name(names[label], LONGEST_NAME))
         axes[0].set_ylabel(text, rotation=0, ha="right", va="center")
     hide_empty(fig)
     return fig
@@ -208,7 +209,8 @@ def draw_reconstructions(run):
                      f"Test images and their reconstructions from the longest {capsule_of(run)}",
                      f"{data_name(run.data['source'])}, network {run.config.model}; above a reconstruction "
                      f"is the predicted class (red, ✗: wrong){channels_in_words(run.config)}")
-    axes, names = fig.subplots(2 * len(kinds), n_shown(run)), class_names(run.data)
+    axes = fig.subplots(2 * len(kinds), n_shown(run))
+    names = [short_name(name, LONGEST_NAME) for name in class_names(run.data)]
     for k, (kind, text) in enumerate(kinds):
         samples = class_examples(run, kind)
         out = forward(run, samples)

@@ -479,7 +479,7 @@ def as_arrays(images):
             if arrays and all(array.dtype.kind in "buif" and array.ndim > 1 and array.size for array in arrays):
                 return arrays
     shape = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else f"of type {type(images).__name__}"
-    raise InputError(f"images are {shape}. Give gray levels, (n, H, W)")
+    raise InputError(f"images are {shape}. Give real numbers: (n, H, W) or, with 1 to 4 channels, (n, H, W, C)")
 
 
 def one_channel(gray, sides=(), cameras=1):
@@ -499,7 +499,8 @@ def one_channel(gray, sides=(), cameras=1):
         gray = gray @ np.array([0.299, 0.587, 0.114], np.float32)
     gray = gray[..., 0] if gray.ndim == 4 and gray.shape[3] == 1 else gray
     if min(gray.shape[1:3]) < 8 or gray.shape[3:] not in ((), (cameras,)) or gray.ndim < 3:
-        raise InputError(f"images are {given}. Give gray levels, (n, H, W)")
+        raise InputError(f"images are {given}. Give gray levels, (n, H, W), or images with 1 to 4 channels, "
+                         "(n, H, W, C)")
     return gray
 
 

@@ -68,7 +68,8 @@ def figure_parser(module, description, drawings, of_results):
                         help="folder for the PNGs (default: figures/ in the folder of the loaded run, else "
                              f"{default_outdir(module)})")
     parser.add_argument("--only", nargs="+", default=[], choices=list(dict.fromkeys((*drawings, *of_results))),
-                        metavar="FIGURE", help="draw only these figures. Of networks: " + ", ".join(drawings) +
+                        metavar="FIGURE", help="draw only these figures. Of networks: " + ", ".join(
+                            name if one.default else f"{name} (only so)" for name, one in drawings.items()) +
                         "; of results: " + ", ".join(of_results))
     parser.add_argument("--results", nargs="?", type=Path, const=RESULTS, metavar="DIR", help="draw the figures of all "
                         "runs in this folder (default: results/), without training")
@@ -291,6 +292,11 @@ def class_names(data):
     return data.get("names") or list(map(str, range(data.get("n_classes", 10))))
 
 
+def short_name(name, most):
+    """Return the name of a class with so many letters at most: where it is longer, its beginning and an ellipsis"""
+    return name if len(name) <= most else f"{name[:most - 1]}\u2026"
+
+
 def label_classes(ax, names, width, fontsize=7, turned=False):
     """Label the classes along a bar chart's x axis, `width` px long: by their names where these fit, or where they may
     be turned and are ten at most; else by number"""
@@ -324,7 +330,7 @@ def draw_confusion(matrices, names, title, note=""):
     """Return a Figure of confusion matrices, {heading: (J, J) numbers}: a row per true class, a column per predicted
     one; in a cell the percentage of its row, which is blue where correct, orange where wrong, the stronger the more.
     """
-    J, shown = len(names), [name if len(name) < 15 else f"{name[:13]}\u2026" for name in names]
+    J, shown = len(names), [short_name(name, 14) for name in names]
     (cell, size), columns = (0.3, 8) if J <= 20 else (0.22, 6.5), 2 if J <= 10 and len(matrices) > 1 else 1
     side, rows = max(3, cell * J), -(-len(matrices) // columns)                         # inches
     fig = new_figure(rows * (side + 1.1) + 0.6, title, f"Percent of the images of a true class; {note}")

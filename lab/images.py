@@ -33,6 +33,9 @@ GRAY = "gray: red, green and blue are equal"
 MOVED = "channels moved from the first axis to the last"
 LOOKED_AT = 100                    # images of a set at most, by which it is taken for digits or for images
 LOOKED_AT_SIDE = 64                # px, to which they are averaged down
+DARK = 32                          # of 255: a set whose brightest level is below this has another range
+SCALE = ("Give 0 to 255, or 0 to 1. Other quantities: scale each channel by fixed limits, the same for all images: "
+         "(x - low) / (high - low)")
 USUAL_SIDE = 32                    # px, of images whose own side is of no use
 TWO_COLORS = 0.8                   # of the variance of a drawing's colors that paper and ink explain
 MOST = 0.5                         # of a drawing, of its edge and of a set
@@ -182,22 +185,26 @@ def channels_last(array, notes):
 def largest_level(parts):
     """Return the level of white in arrays: 255, or 1 where no number is larger. Raise InputError for levels of which it
     is not clear what they mean"""
-    if all(part.dtype == np.uint8 for part in parts):
-        return 255
-    check_finite(parts)
+    is_uint8 = all(part.dtype == np.uint8 for part in parts)
+    if not is_uint8:
+        check_finite(parts)
     least = min(float(part.min()) for part in parts)
     largest = max(float(part.max()) for part in parts)
     if least < 0 or largest > 255:
-        raise InputError(f"images have levels from {least:.3g} to {largest:.3g}. Give 0 to 255, or 0 to 1, before any "
-                         "normalization")
+        raise InputError(f"images have levels from {least:.3g} to {largest:.3g}. {SCALE}")
     check_not_just_above_1(largest)
+    white = 1 if largest <= 1 and not is_uint8 else 255
+    if 0 < largest < DARK / 255 * white:
+        raise InputError(f"images have levels up to {largest:.3g}, and would be nearly black. {SCALE}")
+    if white == 1 or is_uint8:
+        return white
     for part in parts:
         of_channels = part.max((0, 1, 2)) if part.ndim == 4 else np.array([largest])
-        if largest > 1 and ((0 < of_channels) & (of_channels <= 1)).any():
+        if ((0 < of_channels) & (of_channels <= 1)).any():
             said = ", ".join(f"{level:.3g}" for level in of_channels)
             raise InputError(f"the largest levels of the channels are {said}. Give all channels one range, 0 to 255 "
                              "or 0 to 1")
-    return 1 if largest <= 1 else 255
+    return white
 
 
 def in_gray(part):

@@ -71,6 +71,7 @@ def run(jobs, n_at_once, say, folder=None):
                 remedy = ""
                 if str(job.folder) in last and "damaged" in last:
                     remedy = f". Delete {job.folder} to begin this run anew"
+                last = last.removeprefix("error: ").removeprefix(f"{job.name}: ")
                 raise InputError(f"{job.name}: {last}{remedy} (command: {command_line(*job.words)})")
         finally:
             done[job.name].set()

@@ -296,7 +296,7 @@ def test_notes_say_that_channels_are_beside_each_other(channels):
     config, data = fitted(21, channels)
     run = Network("net", config, config, ac.weights_of(ac.initial_state(config)), {"source": "pictures"}, data)
     for draw in figures.draw_examples, figures.draw_reconstructions, figures.draw_perturbation:
-        assert f"its {channels} channels side by side, in gray" in draw(run).get_supxlabel()
+        assert f"the {channels} channels of an image side by side, in gray" in draw(run).get_supxlabel()
 
 
 def test_digits_are_images_too(digits):
@@ -336,7 +336,7 @@ def test_predictions_are_of_the_images_as_they_are(network, side, channels):
     (lambda x: x[:, :20, :20], r"uint8 \(3, 20, 20, 3\).*\(n, 24, 24, 3\)"), (lambda x: x[..., 0], r"\(3, 24, 24\)"),
     (lambda x: x[..., :2], r"\(3, 24, 24, 2\)"), (lambda x: x.astype(float), "floats from .* to 25"),
     (lambda x: x.astype(int), "images are int64"), (lambda x: [x[0], x[1, :20]], "several sizes"),
-    (lambda x: x[:0], r"\(0, 24, 24, 3\)"), (lambda x: x * np.nan, "floats from nan")])
+    (lambda x: x[:0], r"\(0, 24, 24, 3\)"), (lambda x: x * np.nan, "have NaN or infinite levels")])
 def test_a_network_of_colors_guesses_nothing(network, change, words):
     """A network with three channels once answered to three shifted gray rows"""
     net, images = network(24, 3), toy_images(24, 3)["test"][0][:3]
@@ -354,18 +354,19 @@ def test_pictures_are_cropped_and_scaled_or_refused(network, call, tmp_path):
     for name, pixels in ("as it is", image), ("wide", wide), ("gray", image[..., 0]):
         imageio.imwrite(tmp_path / f"{name}.png", pixels)
     net = network(24, 3)
-    inputs, notes, _ = program.picture_as_it_is(net, tmp_path / "as it is.png")
-    np.testing.assert_array_equal(inputs[0], image / np.float32(255))
-    assert not notes
-    inputs, notes, _ = program.picture_as_it_is(net, tmp_path / "wide.png")
-    np.testing.assert_array_equal(inputs[0], image / np.float32(255))
-    assert len(notes) == 2 and "cropped" in str(notes) and "scaled to 24x24 px" in str(notes)
+    found = program.picture_as_it_is(net, tmp_path / "as it is.png")
+    np.testing.assert_array_equal(found.inputs[0], image / np.float32(255))
+    assert not found.notes
+    found = program.picture_as_it_is(net, tmp_path / "wide.png")
+    np.testing.assert_array_equal(found.inputs[0], image / np.float32(255))
+    said = str(found.notes)
+    assert len(found.notes) == 2 and "cropped" in said and "scaled to 24x24 px" in said
     code, out, err = call(ac, program.main, "net.npz", "wide.png", "as it is.png")
     assert code == 0 and "note: 1 of 2 images: no square" in out + err
-    _, notes, _ = program.picture_as_it_is(net, tmp_path / "gray.png")
-    assert notes == {"gray: red, green and blue are equal": 1}
+    found = program.picture_as_it_is(net, tmp_path / "gray.png")
+    assert found.notes == {"gray: red, green and blue are equal": 1}
     assert_refused(call(ac, program.main, "net.npz", "wide.png", "--center"), "--center: is for digits")
-    inputs, notes, _ = program.picture_as_it_is(network(24, 1), tmp_path / "gray.png")
-    np.testing.assert_allclose(inputs[0], image[..., 0] / 255, atol=1 / 254)
+    found = program.picture_as_it_is(network(24, 1), tmp_path / "gray.png")
+    np.testing.assert_allclose(found.inputs[0], image[..., 0] / 255, atol=1 / 254)
     network(24, 2)
     assert_refused(call(ac, program.main, "net.npz", "wide.png"), "what the 2 channels of this network are. Give array")

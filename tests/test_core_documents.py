@@ -82,6 +82,8 @@ def every_command_parses(name, text, flags_of):
             variants = [after for word, after in zip(words, words[1:]) if word == "--variant"]
             words = [word for word in words if word not in variants]
             words += [word for variant in variants for word in shlex.split(variant)]
+        elif script == "compare.py":                                    # of the experiment that is loaded
+            known = known.union(*(flags_of(f"{name}.py") for name in EXPERIMENTS))
         for word in words:
             if word.startswith("--"):
                 assert word.split("=")[0] in known, f"{name} gives {script} the flag {word}"

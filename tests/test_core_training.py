@@ -295,6 +295,6 @@ def test_a_warm_up_that_is_longer_than_half_of_the_training_is_said(experiment, 
     module, (config, data) = EXPERIMENTS[experiment], toy(experiment)
     n_steps = config.n_epochs * module.steps_per_epoch(config, data)
     module.say_warmup(dataclasses.replace(config, quiet=False, warmup=n_steps), data)
-    assert f"{n_steps} of {n_steps} steps would warm" in capsys.readouterr().out
+    assert f"warms up in {n_steps} of {n_steps} steps. Lower --warmup" in capsys.readouterr().out
     module.say_warmup(dataclasses.replace(config, quiet=False, warmup=n_steps // 2), data)
     assert capsys.readouterr().out == ""

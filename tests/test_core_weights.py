@@ -46,6 +46,8 @@ def test_a_state_comes_back_to_the_last_bit(experiment, tmp_path):
     found = module.load(path)[1]
     assert_same(module.weights_of(found), module.weights_of(state))
     assert found["adam_m"] == found["adam_v"] == {}
+    with pytest.raises(module.InputError, match="no moments of the optimizer.* Save the whole state"):
+        module.train(config, toy(experiment)[1], found)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

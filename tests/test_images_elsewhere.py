@@ -96,8 +96,9 @@ def test_figures_of_digits_refuse_images_and_draw_those_of_their_task(call, plac
 def test_what_needs_the_data_of_a_network_names_them(call, place):
     """and does not look for MNIST first; programs that only draw digits name neither data nor weights"""
     for program in ac, visualize_affnist_capsnet, compare:
-        assert_refused(call(ac, program.main, "--load", place / "of-ten"),
-                       "was trained on images of ten. Give their folder, or that of others to test on, as --data-")
+        _, _, err = answer = call(ac, program.main, "--load", place / "of-ten")
+        assert_refused(answer, "was trained on images of ten. Give their folder, or that of others to test on, as --da")
+        assert err.count("error: ") == 1
     for flags in ["--task", "images"], ["--task", "mnist"]:
         assert_refused(call(ac, make_affnist_capsnet_gif.main, *flags),
                        f"{' '.join(flags)}: the animation shows networks of --task affnist")
@@ -108,11 +109,11 @@ def test_examples_name_the_classes_of_data_of_ones_own(place):
     config = ac.Config(task="images", data_dir=str(place / "pictures"), train_shift="0")
     data = ac.load_data(config)
     images, labels = data["test"]
-    data |= {"names": ["a cat", "a dog", "hippopotamuses"], "test": (images[labels != 1], labels[labels != 1])}
+    data |= {"names": ["a cat", "a dog", "hippopotamus"], "test": (images[labels != 1], labels[labels != 1])}
     config = ac.fit_to_data(config, data)
     run = networks.Network("", config, config, {}, {"source": data["source"]}, data)
     titles = [ax.get_title() for ax in visualize_affnist_capsnet.draw_examples(run).axes]
-    assert titles == ["a cat", "a dog", "hippopotamus", "a cat", "hippopotamus", ""]
+    assert titles == ["a cat", "a dog", "hippopotam\u2026", "a cat", "hippopotam\u2026", ""]
     data |= {"source": "mnist"}
     assert not any(ax.get_title() for ax in visualize_affnist_capsnet.draw_examples(run).axes)
 

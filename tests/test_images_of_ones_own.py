@@ -122,8 +122,9 @@ def test_arrays_that_are_no_images_are_refused(images, words):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--side", 32], "are for --as images"),
-    (["--as", "images", "--side", 19], "--side 19: must be from 20 to 64"), (["--gray"], "are for --as images"),
+    (["--as", "digits", "--side", 32], "are for --as images"), (["--as", "digits", "--gray"], "are for --as images"),
+    (["--as", "images", "--side", 19], "--side 19: must be from 20 to 64"),
+    (["--center", "--side", 32], "--center: is for --as digits"),
     (["--as", "images", "--side", 32, "--center"], "--center: is for --as digits")])
 def test_flags_that_do_not_go_together_are_refused(call, tmp_path, flags, words):
     write_photographs(tmp_path / "photos", 3)
@@ -281,6 +282,13 @@ def test_a_network_of_digits_says_of_a_photograph_that_it_is_no_drawing(call, tm
         imageio.imwrite(tmp_path / f"{name}.png", np.rint(255 * picture).astype(np.uint8))
     code, out, err = call(ac, program.main, NETWORK, "photograph.png", "page.png")
     assert code == 0 and f"1 of 2 images: {program.NO_DRAWING}" in out + err
+    arrays = [imageio.imread(tmp_path / f"{name}.png") for name in ("photograph", "page")]
+    network = program.load(NETWORK)
+    for given in (["photograph.png", tmp_path / "page.png"], [Image.fromarray(array) for array in arrays],
+                  np.stack([arrays[0][:48, :48]] * 2), np.stack([arrays[0]] * 2).transpose(0, 3, 1, 2)):
+        n = 2 if isinstance(given, np.ndarray) else 1
+        assert program.predict(network, given).notes[program.NO_DRAWING] == n
+    assert program.NO_DRAWING not in program.predict(network, DIGITS[:4]).notes
 
 
 def test_networks_of_images_take_pictures_as_files_and_as_objects(tmp_path):
@@ -304,6 +312,25 @@ def test_networks_of_images_take_pictures_as_files_and_as_objects(tmp_path):
         np.testing.assert_array_equal(result.inputs, ac.prepare_images(np.stack([image] * 3), config))
         assert result.notes[lab_images.CROPPED] == 3
         assert program.predict(network, given[0]).classes == result.classes[0]
+        mixed = program.predict(network, [image, given[0]])
+        assert mixed.classes.tolist() == result.classes[:2].tolist()
+        with pytest.raises(InputError, match="none.png: no such file"):
+            program.predict(network, [given[0], tmp_path / "none.png"])
+
+
+def test_side_and_gray_are_of_images(tmp_path, capsys):
+    """Of drawings, too, without kind"""
+    for flags in dict(side=40), dict(gray=True):
+        make_idx.make(tmp_path / "data", (DIGITS[:20], np.arange(20) % 2), **flags)
+        assert "as images of" in capsys.readouterr().out
+
+
+def test_pictures_without_a_folder_of_their_class_are_refused(call, tmp_path):
+    write_folder(tmp_path / "x", [photograph(k) for k in range(8)])
+    assert_refused(call(ac, make_idx.main, "x/a", "data"), "x/a: its pictures do not lie in folders of their classes")
+    assert_refused(call(ac, ac.main, "--data-dir", "x"), "make them of what is there: python3 make_idx.py x OUT")
+    assert_refused(call(ac, ac.main, "--data-dir", "y"), "y: no such folder. Give one that holds four idx files")
+    assert_refused(call(ac, ac.main, "--task", "images"), "--task images: give the folder of your images as --data-dir")
 
 
 def test_drawings_in_strong_colors_are_noticed(call, tmp_path):
@@ -339,6 +366,24 @@ def test_one_wrong_number_does_not_make_all_images_black(tmp_path, level, fault,
     images[0, 1, 1] = level
     with pytest.raises(InputError, match=fault):
         make_idx.make(tmp_path / "data", (images, np.arange(6) % 2), **how)
+
+
+@pytest.mark.parametrize("images, fault", [
+    (6.28 * SIZED / 255, "levels up to 6.26, and would be nearly black. Give 0 to 255, or 0 to 1. Other quantities"),
+    (1e-3 * SIZED / 255, "levels up to 0.000996, and"), (SIZED // 16, "levels up to 15, and"),
+    ((SIZED > 99).astype(np.uint8), "levels up to 1, and"),
+    (SIZED / 255 - 0.5, "levels from -0.492 to 0.496. Give 0 to"),
+    (SIZED * 1j, "complex128 .* Give real numbers: .n, H, W. or, with 1 to 4 channels")])
+def test_levels_of_another_range_are_refused(tmp_path, images, fault):
+    """since they would be stored as a few dark levels; a black image among others is none"""
+    with pytest.raises(InputError, match=fault):
+        make_idx.make(tmp_path / "data", (images, np.arange(6) % 2), kind="images")
+    assert not (tmp_path / "data").exists()
+    black = np.concatenate([SIZED, 0 * SIZED[:1]])
+    found, _ = lab_images.arrays_to_images(black, 24, False)
+    np.testing.assert_array_equal(found, black)
+    booleans, _ = lab_images.arrays_to_images(SIZED > 99, 24, False)
+    np.testing.assert_array_equal(booleans, 255 * (SIZED > 99))
 
 
 def test_channels_of_different_ranges_are_refused(tmp_path):

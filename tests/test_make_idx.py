@@ -264,6 +264,7 @@ def test_pictures_become_images_as_mnists(call, tmp_path):
 
 def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
     """and nothing is written"""
+    (tmp_path / "empty").mkdir()
     torchvision(tmp_path / "root")
     write_idx(tmp_path / "root/Other/raw", ("", "idx1-ubyte"))
     for folder, prefix in ("two", "a-"), ("two", "b-"), ("cut", ""), ("half", ""):
@@ -290,7 +291,8 @@ def test_what_cannot_be_read_is_refused_in_one_line(call, tmp_path):
             ("cut", "damaged, or not an idx"), ("half", "lacks the images or the labels of test"),
             ("new", "new: test images of class j, but no training"), ("flat", "test, train hold no folders of classes"),
             ("bad", "0.png: is not a"), ("few", "class 2 has 1 different image for training. Give at least 3"),
-            ("none", "a: has 0 PNG or JPEG"), ("split/train/0", "0: holds no folders of pictures, and no idx"),
+            ("none", "a: has 0 PNG or JPEG"), ("split/train/0", "0: its pictures do not lie in folders of their cl"),
+            ("empty", "empty: holds no folders of pictures, and no idx"),
             ("no", "no: no such file or folder"), ("x.zip", "x.zip: is no CSV"),
             ("twice.npz", "several arrays of images"), ("half.npz", "lacks the train images or labels. Name"),
             ("object.npy", "the array holds Python objects"), ("empty.csv", "has no rows of columns"),

@@ -46,14 +46,18 @@ def test_the_flag_changes_the_statistics_of_a_trained_network_and_no_weight(call
     assert "recomputed" not in old["history"] and new["history"]["recomputed"] == 20
 
 
-@pytest.mark.parametrize("before, word", [(0.895, ""), (0.885, "1.5 points more with --recompute-statistics 800")])
+@pytest.mark.parametrize("n_steps, before, word", [
+    (10_000, 0.895, ""), (10_000, 0.885, "1.5 points more with --recompute-statistics 800"),
+    (499, 0.845, "5.5 points more with"), (499, 0.855, "")])
 @pytest.mark.parametrize("experiment", RECOMPUTING)
-def test_a_run_says_so_if_its_running_statistics_do_not_fit(experiment, before, word, monkeypatch, capsys):
-    """If recomputed ones, of the same weights, have an accuracy that is more than a point higher"""
+def test_a_run_says_so_if_its_running_statistics_do_not_fit(experiment, n_steps, before, word, monkeypatch, capsys):
+    """If recomputed ones, of the same weights, have an accuracy that is more than a point higher, or, after a short
+    run, five points"""
     module = EXPERIMENTS[experiment]
     config, data = toy(experiment, quiet=False)
     state = module.initial_state(config)
     state["history"]["epochs"].append({module.WATCHED: before})
+    state["step"] = n_steps
     recomputed = {name: 7 + a for name, a in state["running"].items()}
     monkeypatch.setattr(module, "recompute_statistics", lambda *_: recomputed)
 
