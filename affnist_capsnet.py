@@ -168,7 +168,8 @@ class Config:
     affnist_dir: str = setting("", "folder that holds affNIST's test_batches, to test on all, too "
                                "(needs SciPy)", metavar="DIR", only={"task": ("affnist",)},
                                runtime=True)
-    n_train: int = setting(12000, "training digits per epoch, each newly translated",
+    n_train: int = setting(12000, "training digits or images per epoch, each drawn and translated "
+                           "anew: with fewer different ones they repeat",
                            low=1, high=10_000_000)
     n_per_class: int = setting(0, "different training digits per class; 0: all", low=0, high=10_000)
     n_val: int = setting(5000, "validation digits, of held-out training images", low=1, high=5000)

@@ -161,12 +161,11 @@ class How:
 
     def in_words(self):
         """Return what is said of all images"""
-        said, other = "as digits: gray, light on dark, the ink at the center of 28x28 px", "images"
+        said = "as digits: gray, light on dark, the ink at the center of 28x28 px"
         if self.kind == "images":
             said = (f"as images of {self.side}x{self.side} px, in 8 bits, cropped and scaled where they have another "
                     "size, otherwise as they are")
-            other = "digits"
-        return f"{said}, since {self.reason} (otherwise: --as {other})" if self.reason else said
+        return f"{said}, since {self.reason}" if self.reason else said
 
 
 def how_given(kind, center, side, gray):
@@ -183,15 +182,21 @@ def decided(how, found):
     """Return a How whose kind and side are decided. how: a How, or None if the kind was not given. found: the Givens,
     which are looked at"""
     if how is None and any(given.kind for given in found):
-        how = How("images", reason="CIFAR-10 and SVHN are such")
+        how = How("images", reason="CIFAR-10 and SVHN are such (otherwise: --as digits)")
     if how is not None and (how.kind == "digits" or how.side is not None):
         return how
     seen = seen_of(found)
-    if how is None:
+    has_channels = any(getattr(given.images, "ndim", 0) == 4 for given in found)
+    if how is None and any(colors.shape[2] == 2 for colors in seen):
+        how = How("images", reason="they have two channels")
+    elif how is None and not seen and has_channels:                          # no images: then this is said
+        how = How("images")
+    elif how is None:
         n = sum(map(is_drawing, seen))
         is_digits = n > MOST * len(seen) or not seen
-        how = How("digits" if is_digits else "images",
-                  reason=f"{n} of {counted(len(seen), 'image')} looked at are drawings in one color on plain paper")
+        kind, other = ("digits", "images") if is_digits else ("images", "digits")
+        how = How(kind, reason=f"{n} of {counted(len(seen), 'image')} looked at are drawings in one color on plain "
+                  f"paper (otherwise: --as {other})")
     if how.kind == "images":
         how = dataclasses.replace(how, side=own_side(seen))
     return how
@@ -528,7 +533,7 @@ def of_pictures(group, folder, how):
         n_pictures += len(images)
         chunks.append(Chunk(given.part, images, given.labels, given.files))
     if faults:
-        kept = "" if how.kind == "images" else ", or keep pictures as they are: --as images"
+        kept = "" if how.kind == "images" else "; or keep pictures as they are: --as images"
         raise InputError(f"{faults_in_words(faults)}{kept}")
     if apart:
         notes[look_at(apart)] = len(apart)

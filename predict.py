@@ -37,6 +37,7 @@ from lab.data import (
     TOUCHED,
     Reading,
     check_finite,
+    check_not_just_above_1,
     edges,
     faults_in_words,
     fitted,
@@ -126,7 +127,8 @@ class Prediction:
     doubts: n words, "in doubt" where the last class that is named and the next one differ by less than CLOSE, or where
         the ink may be a box around what is drawn and touches it, or where ink lies apart and the class without it is
         another, else ""
-    reconstructions: (n, 1, H, W) of the class, (n, 2, H, W) of a pair, of inputs' size and range; None unless asked for
+    reconstructions: (n, 1, H, W) of the class, with channels (n, 1, H, W, C); (n, 2, H, W) of a pair; of inputs' range;
+        None unless asked for
         and the network has a decoder
     inputs: what the network saw: (n, H, W) of digits, from 0 to 1, light on dark; (n, H, W, C) of shapes and toys
     notes: what was done to how many images, {words: number}"""
@@ -339,6 +341,7 @@ def as_they_are(network, images):
         raise InputError(f"images are {array.dtype} {array.shape}. {wanted}")
     if array.dtype.kind == "f":
         check_finite([array])
+        check_not_just_above_1(array.max())
         if not (array.min() >= 0 and array.max() <= 1):
             raise InputError(f"images are floats from {array.min():.3g} to {array.max():.3g}. {wanted}")
         array = np.rint(array * np.float32(255)).astype(np.uint8)
@@ -423,7 +426,7 @@ def resized(network, gray):
 def predict_files(network, paths, progress, center=None):
     """Yield a path, a name for each image in it and their Prediction. Raise InputError for what cannot be read"""
     refuse_centering(network, center)
-    pictures = {path: pictures_in(path) for path in paths if not path.name.lower().endswith(OF_ARRAYS)}
+    pictures = {path: pictures_in(path, progress) for path in paths if not path.name.lower().endswith(OF_ARRAYS)}
     read = read_pictures(network, [file for files in pictures.values() for file in files], progress, center)
     for path in paths:
         if path in pictures:
@@ -470,14 +473,20 @@ def images_in(path, progress):
     return images
 
 
-def pictures_in(path):
-    """Return the picture files in a folder, at any depth, or a file itself. Raise InputError if there is none"""
+def pictures_in(path, progress):
+    """Return the picture files in a folder, at any depth, or a file itself, and say which other files are left out.
+    Raise InputError if there is no picture"""
     if not path.is_dir():
         return [path]
-    files = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in ENDINGS and each.is_file()
-             and not any(is_junk(Path(part)) for part in each.relative_to(path).parts)]
+    inside = [each for each in sorted(path.rglob("*")) if each.is_file()
+              and not any(is_junk(Path(part)) for part in each.relative_to(path).parts)]
+    files = [each for each in inside if each.suffix.lower() in ENDINGS]
     if not files:
         raise InputError(f"{path}: holds no PNG or JPEG file, nor do the folders in it. Give others")
+    others = [each.name for each in inside if each not in files]
+    if others:
+        named = ", ".join(others[:5]) + ", ..." * (len(others) > 5)
+        progress.say(f"note: {path}: left out {counted(len(others), 'file')} (no PNG or JPEG): {named}")
     return files
 
 

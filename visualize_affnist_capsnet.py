@@ -141,7 +141,7 @@ def channels_in_words(config):
     """Return what a note says of images whose channels are drawn side by side, "" of others"""
     if config.channels in (1, 3):
         return ""
-    return f"; the {config.channels} channels of an image side by side, in gray"
+    return f"\nThe {config.channels} channels of an image are side by side, in gray."
 
 
 def hide_empty(fig):

@@ -499,8 +499,7 @@ def one_channel(gray, sides=(), cameras=1):
         gray = gray @ np.array([0.299, 0.587, 0.114], np.float32)
     gray = gray[..., 0] if gray.ndim == 4 and gray.shape[3] == 1 else gray
     if min(gray.shape[1:3]) < 8 or gray.shape[3:] not in ((), (cameras,)) or gray.ndim < 3:
-        raise InputError(f"images are {given}. Give gray levels, (n, H, W), or images with 1 to 4 channels, "
-                         "(n, H, W, C)")
+        raise InputError(f"images are {given}. Give gray levels, (n, H, W), or colors, (n, H, W, 3)")
     return gray
 
 
@@ -593,9 +592,9 @@ def faults_in_words(faults):
     """Return a message on pictures that cannot be read, {path: what is wrong}: the first with its fault, and others"""
     (path, fault), *others = faults.items()
     if not others:
-        return f"{path}: {fault}. Mend or remove this file"
+        return f"{path}: {fault}. Mend this file, or leave it out"
     named = ", ".join(str(other) for other, _ in others[:MOST_NAMED]) + ", ..." * (len(others) > MOST_NAMED)
-    return f"{path}: {fault}. {len(others)} more cannot be read: {named}. Mend or remove these files"
+    return f"{path}: {fault}. {len(others)} more cannot be read: {named}. Mend these files, or leave them out"
 
 
 def look_at(names):

@@ -425,13 +425,16 @@ def training_curves(networks):
                         markevery=-(-len(each) // 30),                  # so that marks do not hide a long curve
                         label=f"{label}, {words}" if len(epochs) > 1 else words)
         ax.set(xlabel="epoch")
-        ax.set_title(title, fontsize=10)
+        ax.set_title(title, fontsize=10 if len(epochs) == 1 else 8)     # a legend beside takes the panels' width
         last = max(each[-1]["epoch"] for each in epochs.values())
         ax.set_xlim(*((1, last) if last > 1 else (0, 2)))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         ax.set_ylim(**{"top": 1} if title == "accuracy" else {"bottom": 0})
         ax.grid(alpha=0.3)
-    ax.legend(fontsize=8, **{"loc": "center left", "bbox_to_anchor": (1.05, 0.5)} if len(epochs) > 1 else {})
+    if len(epochs) > 1:
+        ax.legend(fontsize=8, handlelength=3.5, loc="center left", bbox_to_anchor=(1.05, 0.5))
+    else:
+        ax.legend(fontsize=8)
     return fig
 
 

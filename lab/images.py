@@ -25,7 +25,7 @@ from .messages import InputError
 
 LEAST_SIDE, MOST_CHANNELS = 8, 4   # of arrays that may be images
 CROPPED = "no square: cropped to the square in the middle"
-MUCH_CROPPED = f"{CROPPED}, less than two thirds of the picture"
+MUCH_CROPPED = "far from square: cropped to the square in the middle, less than two thirds of the picture"
 MUCH_LONGER = 1.5                  # times the shorter side
 TRANSPARENT = "transparent: laid on white"
 GRAYED = "colors were turned into gray levels"

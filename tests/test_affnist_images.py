@@ -296,7 +296,7 @@ def test_notes_say_that_channels_are_beside_each_other(channels):
     config, data = fitted(21, channels)
     run = Network("net", config, config, ac.weights_of(ac.initial_state(config)), {"source": "pictures"}, data)
     for draw in figures.draw_examples, figures.draw_reconstructions, figures.draw_perturbation:
-        assert f"the {channels} channels of an image side by side, in gray" in draw(run).get_supxlabel()
+        assert f"The {channels} channels of an image are side by side, in gray" in draw(run).get_supxlabel()
 
 
 def test_digits_are_images_too(digits):

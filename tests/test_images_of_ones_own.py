@@ -247,7 +247,10 @@ def test_the_side_of_images_is_their_own_if_it_is_of_use(call, tmp_path, images,
 def test_arrays_of_two_channels_are_images_by_themselves(tmp_path, capsys):
     data = toy_images(48, 2, n_classes=3)
     make_idx.make(tmp_path / "data", data["train"])
-    assert "as images of 48x48 px" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "as images of 48x48 px" in said and "since they have two channels\n" in said
+    with pytest.raises(InputError, match=r"24, 24, 5.*Give .n, H, W. or, with 1 to 4 channels"):
+        make_idx.make(tmp_path / "data", (np.zeros((9, 24, 24, 5)), np.arange(9) % 3))
     assert ac.read_idx_folder(tmp_path / "data")["test"][0].shape[1:] == (48, 48, 2)
 
 
@@ -263,10 +266,10 @@ def test_all_pictures_that_cannot_be_read_are_named(call, tmp_path):
     write_folder(tmp_path / "x", [photograph(k) for k in range(8)])
     for name in "a/one.png", "a/two.png", "b/three.png":
         (tmp_path / "x" / name).write_bytes(b"none")
-    words = "a/one.png: is not a readable picture", "2 more cannot be read: x/a/two.png, x/b/three.png. Mend or remove"
+    words = "a/one.png: is not a readable picture", "2 more cannot be read: x/a/two.png, x/b/three.png. Mend these"
     for each, given in (make_idx, ("x", "data")), (program, (NETWORK, "x")), (program, (NETWORK, "x/b", "x/a")):
         _, out, err = result = call(ac, each.main, *given)
-        assert_refused(result, "Mend or remove these files")
+        assert_refused(result, "Mend these files, or leave them out")
         assert all(word in err for word in words) or given[1] == "x/b"
 
 
@@ -280,6 +283,9 @@ def test_a_network_of_digits_says_of_a_photograph_that_it_is_no_drawing(call, tm
     """and of drawings nothing"""
     for name, picture in ("photograph", photograph(3)), ("page", page(3)):
         imageio.imwrite(tmp_path / f"{name}.png", np.rint(255 * picture).astype(np.uint8))
+    (tmp_path / "page.webp").write_bytes(b"")
+    code, out, err = call(ac, program.main, NETWORK, ".")
+    assert code == 0 and "note: .: left out 1 file (no PNG or JPEG): page.webp" in out
     code, out, err = call(ac, program.main, NETWORK, "photograph.png", "page.png")
     assert code == 0 and f"1 of 2 images: {program.NO_DRAWING}" in out + err
     arrays = [imageio.imread(tmp_path / f"{name}.png") for name in ("photograph", "page")]
@@ -347,8 +353,8 @@ def test_drawings_in_strong_colors_are_noticed(call, tmp_path):
     code, out, err = call(ac, make_idx.main, "photos", "again", "--as", "digits")
     assert code == 0 and "in color" not in out + err
     imageio.imwrite(tmp_path / "photos" / "0" / "flat.png", np.full((40, 40, 3), (99, 99, 99), np.uint8))
-    assert_refused(call(ac, make_idx.main, "photos", "more"), "flat.png: no ink found. Mend or remove this file, or "
-                   "keep pictures as they are: --as images")
+    answer = call(ac, make_idx.main, "photos", "more")
+    assert_refused(answer, "flat.png: no ink found. Mend this file, or leave it out; or keep pictures as they are")
 
 
 def test_several_numbers_of_channels_are_refused():
