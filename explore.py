@@ -95,7 +95,8 @@ def check_field(name, x):
         numbers, n = (x, *length) if length and type(x) is list else ([x], 1 - len(length))
         good = len(numbers) == n and all(type(k) in (int, kind) and low <= k <= high for k in numbers)
     if not good:
-        raise InputError(f"{name}: must be {kind.__name__}, {low} to {high}" + f", {length} times" * len(length))
+        times = f", {length[0]} times" if length else ""
+        raise InputError(f"{name}: must be {kind.__name__}, {low} to {high}{times}")
     return x
 
 
@@ -398,7 +399,8 @@ def main():
     for number in signal.SIGINT, signal.SIGTERM:       # also where a shell started this with & and ignores SIGINT
         signal.signal(number, signal.default_int_handler)
     with server, contextlib.suppress(KeyboardInterrupt):
-        print(f"port {args.port} is taken: " * (port != args.port) + f"{url}  (Ctrl-C stops the server)", flush=True)
+        taken = f"port {args.port} is taken: " if port != args.port else ""
+        print(f"{taken}{url}  (Ctrl-C stops the server)", flush=True)
         if not args.no_browser:
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
         server.serve_forever(0.1)

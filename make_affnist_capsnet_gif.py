@@ -72,7 +72,8 @@ def make_scenes(n):
     scenes = []
     for name, low, high in PATH:
         middle = affnist.IDENTITY.get(name, 0.0)
-        swing = np.sin(np.linspace(0, 2 * np.pi, n * (1 + (name == "position")), endpoint=False))
+        n_frames = 2 * n if name == "position" else n
+        swing = np.sin(np.linspace(0, 2 * np.pi, n_frames, endpoint=False))
         for s in swing:
             value = middle + s * ((high - middle) if s > 0 else (middle - low))
             if name == "position":

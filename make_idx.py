@@ -93,7 +93,7 @@ from lab.images import (
     looked_at,
     picture_to_image,
 )
-from lab.messages import InputError, Parser, Progress, command_line, counted, run_cli
+from lab.messages import InputError, Parser, Progress, command_line, counted, first_of, run_cli
 from lab.tables import LABELS, read_bytes, read_names, read_table
 
 import numpy as np
@@ -577,15 +577,20 @@ def data_set_of(chunks, seed):
     if unknown := sorted({*named} - {*names}, key=by_number):
         raise InputError(f"test images of class {unknown[0]}, but no training images. Give some, or leave them out")
     if not 2 <= len(names) <= MAX_CLASSES:
-        raise InputError(f"has {len(names)} class{'es' * (len(names) != 1)}. Give 2 to {MAX_CLASSES}")
+        noun = "class" if len(names) == 1 else "classes"
+        raise InputError(f"has {len(names)} {noun}. Give 2 to {MAX_CLASSES}")
     labels, content = np.array([names.index(name) for name in named]), contents(images)
     if tested:
         is_test = np.array([part == tested for part in parts])
-        said = [f"split: as given, {tested} is for testing" + ", val for training" * ({*parts} >= {"val", "test"})]
-        if n_known := int(np.isin(content[is_test], content[~is_test]).sum()):
-            both = [name for name, known in zip(files, is_test & np.isin(content, content[~is_test])) if name and known]
-            said.append(f"warning: {n_known:,} of {is_test.sum():,} test images are training images" +
-                        f" ({', '.join(both[:3])}{', ...' * (len(both) > 3)})" * bool(both))
+        said = [f"split: as given, {tested} is for testing"]
+        if {*parts} >= {"val", "test"}:
+            said[0] += ", val for training"
+        is_known = is_test & np.isin(content, content[~is_test])
+        if is_known.any():
+            said.append(f"warning: {is_known.sum():,} of {is_test.sum():,} test images are training images")
+            both = [name for name, known in zip(files, is_known) if name and known]
+            if both:
+                said[-1] += f" ({first_of(both, 3)})"
     else:
         is_test = choose_test_images(content, labels, seed)
         said = ["split: a seventh of each class is for testing"]
@@ -595,19 +600,19 @@ def data_set_of(chunks, seed):
         said.append(f"warning: {counted(n_doubtful, 'image')} in two classes")
     untested = [name for k, name in enumerate(names) if not is_test[labels == k].any()]
     if untested:
-        said.append(f"warning: no test images of {', '.join(untested[:5])}{', ...' * (len(untested) > 5)}")
+        said.append(f"warning: no test images of {first_of(untested, 5)}")
     for k, name in enumerate(names):
         n = len(np.unique(content[(labels == k) & ~is_test]))
         if n < MIN_IMAGES - 1:
             raise InputError(f"class {name} has {counted(n, 'different image')} for training. Give at least "
                              f"{MIN_IMAGES - bool(tested)} different images of each class")
     rows, idx = ordered(images, labels, is_test, seed)
+    n_train, n_test = map(len, rows.values())
+    said.insert(0, f"{len(names)} classes, {n_train:,} training and {n_test:,} test images")
     texts = {"labels.txt": text_lines(names)}
     if any(files):
         texts["test-files.txt"] = text_lines((files[row] for row in rows["t10k"]), "backslashreplace")
-    n_train, n_test = map(len, rows.values())
-    said.insert(0, f"{len(names)} classes, {n_train:,} training and {n_test:,} test images" +
-                ", whose files are listed in test-files.txt" * any(files))
+        said[0] += ", whose files are listed in test-files.txt"
     return idx | texts, said
 
 
@@ -718,8 +723,7 @@ def main():
         junk, unused = left_out(source, {(root / name).as_posix() for each in chunks for name in each.files or ()})
         for names, why in ((junk, "that systems leave in folders"), (unused, "no PNG or JPEG of a class")):
             if names:
-                said.append(f"left out {counted(len(names), 'file')} ({why}): {', '.join(sorted({*names})[:5])}"
-                            + ", ..." * (len({*names}) > 5))
+                said.append(f"left out {counted(len(names), 'file')} ({why}): {first_of(sorted({*names}), 5)}")
     n_train = len(content["train-labels-idx1-ubyte"]) - 8
     script = Path(sys.argv[0]).parent / "affnist_capsnet.py"
     task = ["--task", "images"] if how.kind == "images" else []

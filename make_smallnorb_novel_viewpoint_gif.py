@@ -121,7 +121,7 @@ def draw_frames(names, configs, histories, n_sweep, with_training, sources=(), n
     dial.bar(np.deg2rad((low + high) / 2), 1, np.deg2rad(high - low), color="black", alpha=0.15)
     dial.set(yticks=[], ylim=(0, 1))
     dial.set_xticks(np.deg2rad([0, 90, 180, 270]), ["0°", "90°", "180°", "270°"], fontsize=10)
-    order = "\nfirst network: outer ring" * (len(names) > 1)
+    order = "\nfirst network: outer ring" if len(names) > 1 else ""
     dial.set_title(f"azimuth (gray: familiar)\ndot: correct, cross: wrong{order}", fontsize=10)
     hand, = dial.plot([0, 0], [0, 1], color=GRAY, linewidth=1.5)
     frames, rings = [], np.linspace(0.88, 0.4, len(names))

@@ -55,7 +55,7 @@ from lab.data import (
 )
 from lab.files import check_writable, write_atomically, write_csv
 from lab.images import in_color, is_drawing, looked_at, picture_to_image
-from lab.messages import InputError, Parser, Progress, counted, run_cli
+from lab.messages import InputError, Parser, Progress, counted, first_of, run_cli
 from lab.tables import read_names
 
 import numpy as np
@@ -485,8 +485,7 @@ def pictures_in(path, progress):
         raise InputError(f"{path}: holds no PNG or JPEG file, nor do the folders in it. Give others")
     others = [each.name for each in inside if each not in files]
     if others:
-        named = ", ".join(others[:5]) + ", ..." * (len(others) > 5)
-        progress.say(f"note: {path}: left out {counted(len(others), 'file')} (no PNG or JPEG): {named}")
+        progress.say(f"note: {path}: left out {counted(len(others), 'file')} (no PNG or JPEG): {first_of(others, 5)}")
     return files
 
 

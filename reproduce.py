@@ -329,7 +329,7 @@ def run_real(name, folder, seeds, jobs, published, data_dir, say):
     for seed in seeds:
         for experiment, setting, _, _ in rows:
             result, = planned(experiment, setting, seed)
-            data = " --data smallnorb" * (experiment == NORB)
+            data = " --data smallnorb" if experiment == NORB else ""
             state = hashlib.sha256(repr((files, result_files.since(result))).encode()).hexdigest()[:8]
             result = result._replace(flags=f"{result.flags}{data} {flag_name(flag)} {shlex.quote(str(folder))}",
                                      table=f"{name}-{result.table}-{state}")
@@ -366,8 +366,8 @@ def table(published, say):
         print_claim(claim, published, say)
         print_published(claims.comparisons(claim)[:1], published, say, nearest(claim))
         more = len(claims.comparisons(claim)) - 1
-        say(f"  one seed: {duration(headline)} of one core" + f"; with {more} more comparison{'s' * (more > 1)} "
-            f"{duration(every)}" * (more > 0))
+        with_more = f"; with {counted(more, 'more comparison')} {duration(every)}" if more > 0 else ""
+        say(f"  one seed: {duration(headline)} of one core{with_more}")
     say(f"{LEGEND}\n\nOn the papers' own data, if you have the files:")
     for name, (flag, paper, _) in REAL.items():
         say(f"  {name} {flag_name(flag)} DIR: {paper}")
@@ -386,8 +386,8 @@ def check_flags(args):
         if holds and given & lost:
             raise InputError(f"{min(given & lost)} has no effect with {where}. Leave it out")
     if given and not (args.claims or args.quick or args.from_results):
-        raise InputError(f"{min(given)}: of which claim? Name one, as in: python3 reproduce.py shapes"
-                         + " --headline" * args.headline)
+        headline = " --headline" if args.headline else ""
+        raise InputError(f"{min(given)}: of which claim? Name one, as in: python3 reproduce.py shapes{headline}")
 
 
 def main():
@@ -413,7 +413,8 @@ def main():
         if name not in names:
             near = [known for known in names if known == name.lower()] or [
                 known for known in names if name.lower() in known] or difflib.get_close_matches(name, names, 3, 0.7)
-            raise InputError(f"{name}: no such claim. Give {'one of ' * (len(near) != 1)}{', '.join(near or names)}")
+            one_of = "" if len(near) == 1 else "one of "
+            raise InputError(f"{name}: no such claim. Give {one_of}{', '.join(near or names)}")
     if args.jobs is not None and not 1 <= args.jobs <= 64:
         raise InputError(f"--jobs {args.jobs}: must be between 1 and 64")
     check_flags(args)
@@ -460,9 +461,12 @@ def main():
     if args.from_results:
         say(LEGEND)
     if compared:
-        say(f"\n{agreeing} of {compared} {'comparison agrees' if compared == 1 else 'comparisons agree'} with the "
-            "published ones" + "; a new seed, or another processor or NumPy, lies outside the interval one time in "
-            "twenty" * (agreeing < compared) + f". One seed seldom decides: see --seeds. Runs: {FOLDER}")
+        agree = "comparison agrees" if compared == 1 else "comparisons agree"
+        outside = ""
+        if agreeing < compared:
+            outside = "; a new seed, or another processor or NumPy, lies outside the interval one time in twenty"
+        say(f"\n{agreeing} of {compared} {agree} with the published ones{outside}. One seed seldom decides: see "
+            f"--seeds. Runs: {FOLDER}")
 
 
 if __name__ == "__main__":

@@ -141,7 +141,9 @@ def pair_label(run, classes, before=""):
     """Return the two classes of a pair as a title, after a word; each long name has a line of its own"""
     a, b = short_names(run, classes)
     space = " " if len(a + b) < 8 else "\n"
-    return before + space * bool(before) + f"{a} +{space}{b}"
+    if before:
+        before += space
+    return f"{before}{a} +{space}{b}"
 
 
 def prediction_label(run, predicted, labels, correct=False):
@@ -477,8 +479,8 @@ def draw_picture(network, gray, ink, say):
     if uncertain:
         say(f"two overlapping {words.noun}s usually give two capsule lengths near 0.9 and no other long capsule")
     fig = Figure((WIDTH, 4.1), layout="constrained")
-    fig.suptitle(f"{verdict.capitalize()}: {first} and {second}" + f" (second longest capsule {reason})" * uncertain,
-                 fontsize=11)
+    why = f" (second longest capsule {reason})" if uncertain else ""
+    fig.suptitle(f"{verdict.capitalize()}: {first} and {second}{why}", fontsize=11)
     fig.supxlabel(f"CapsNet trained for {counted(len(network.history['epochs']), 'epoch')} of "
                   f"{config.n_train:,} pairs of {data_name(network.source)} (seed {config.seed})",
                   fontsize=8, color=GRAY)

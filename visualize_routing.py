@@ -61,7 +61,8 @@ def record_shapes(module, names, run):
 def letters(shape, sizes=SIZES):
     """Return a shape with axis letters, such as (N, J, I)"""
     names = {size: name for name, size in sizes.items()} | {1: "1"}
-    return f"({', '.join(names[size] for size in shape)}{',' * (len(shape) == 1)})"
+    last = "," if len(shape) == 1 else ""
+    return f"({', '.join(names[size] for size in shape)}{last})"
 
 
 @functools.cache

@@ -22,7 +22,7 @@ import smallnorb_novel_viewpoint as norb  # before numpy: it sets the number of 
 from lab import figures, networks
 from lab.figures import BLUE, COLORS, GRAY, GREEN, MARKERS, ORANGE, RED, Drawing, new_figure
 from lab.files import check_writable, write_json
-from lab.messages import InputError, run_cli
+from lab.messages import InputError, counted, run_cli
 from lab.statistics import bootstrap_interval, proportion_interval, wilson_interval
 from smallnorb_novel_viewpoint import N_CLASSES
 
@@ -126,8 +126,9 @@ def kinds_of(config):
 
 def nearest_sample(samples, **values):
     """Return the index of the first sample of this label whose azimuth and elevation are nearest to these values."""
-    distance = sum((np.abs(samples[name] - value) > 1e-6) * 1e3 * (name == "labels") + np.abs(samples[name] - value)
-                   for name, value in values.items())
+    distance = sum(np.abs(samples[name] - value) for name, value in values.items())
+    if "labels" in values:
+        distance = np.where(samples["labels"] == values["labels"], distance, np.inf)
     return int(np.argmin(distance))
 
 
@@ -274,8 +275,9 @@ def draw_familiar_vs_novel(runs):
         groups.append((f"{run.name if len(runs) > 1 else 'all classes'}\n{drop}", run, None))
     title = "of each network" if len(runs) > 1 else f"of {first.label}"
     counts = [f"{len(first.data[name]['labels']):,}" for name in ("familiar", "novel")]
+    bars = "error bars and brackets" if drop_interval(first) else "error bars"
     fig = new_figure(3.4, f"Accuracy on familiar and on novel {angle} {title}",
-                     f"{first.config.data}; one seed each; error bars{' and brackets' * bool(drop_interval(first))}: "
+                     f"{first.config.data}; one seed each; {bars}: "
                      f"95% CI {over_what(first)}, from {' + '.join(counts)} images")
     ax = fig.subplots()
     for shift, color, name in ((-0.2, BLUE, "familiar"), (0.2, ORANGE, "novel")):
@@ -312,9 +314,9 @@ def draw_azimuth_accuracy(runs):
     """Draw the accuracy of each network at each azimuth (--split elevation: elevation) of the test images, with 95% CIs
     over the test toys."""
     angle, first = norb.viewpoint_angle(runs[0].config), runs[0]
+    drawn = f"; the first {len(COLORS)} of {len(runs)} networks" if len(runs) > len(COLORS) else ""
     fig, ax = axes_by_angle(first.config, f"Test accuracy by {angle[:-1]}",
-                            f"{first.config.data}; error bars: 95% CI {over_what(first)}"
-                            + f"; the first {len(COLORS)} of {len(runs)} networks" * (len(runs) > len(COLORS)))
+                            f"{first.config.data}; error bars: 95% CI {over_what(first)}{drawn}")
     names = ("familiar", "novel") if first.config.split != "instance" else ("novel",)
     samples = {key: np.concatenate([first.data[name][key] for name in names])
                for key in first.data["novel"].keys() & {angle, "labels", "instances"}}
@@ -501,8 +503,8 @@ def draw_background_activity(activities):
     """
     layers = {"primary": "primary capsules", "conv": "capsules after EM routing"}
     fig = new_figure(3.4, "Mean activation of matrix capsules over blank background and over the toy",
-                     f"up to 2,000 familiar test images; bars: mean over n = {len(activities)} "
-                     f"seed{'s' * (len(activities) > 1)}; dots: one seed each; dotted lines: mean before training")
+                     f"up to 2,000 familiar test images; bars: mean over n = {counted(len(activities), 'seed')}; "
+                     "dots: one seed each; dotted lines: mean before training")
     ax = fig.subplots()
     for (k, name), (shift, index, color, label) in ((a, b) for a in enumerate(layers) for b in (
             (-0.2, 0, ORANGE, "only background"), (0.2, 1, BLUE, "part of the toy"))):

@@ -14,7 +14,7 @@ import numpy as np
 from . import frames, parts
 from .files import check_writable, make_folder, write_atomically
 from .frames import edges
-from .messages import InputError, fail
+from .messages import InputError, fail, first_of
 
 try:
     import imageio.v3 as imageio
@@ -536,8 +536,10 @@ def gray_images(images, sides=(), cameras=1):
         raise InputError(f"images have gray levels from {least:.3g} to {largest:.3g}. Give {mend}")
     unit = 1 if largest <= 1 else largest if largest <= FEW_GRAYS else 255
     for k, (part, gray) in enumerate(zip(parts, grays)):
-        notes["colors were turned into gray levels"] += len(gray) * (gray.size <= part.size / 3)
-        notes[f"gray levels from 0 to {largest:g} were scaled to 255"] += len(gray) * (unit not in (1, 255))
+        if gray.size <= part.size / 3:
+            notes["colors were turned into gray levels"] += len(gray)
+        if unit not in (1, 255):
+            notes[f"gray levels from 0 to {largest:g} were scaled to 255"] += len(gray)
         if gray.dtype != np.uint8 or unit != 255:
             gray = np.rint(gray * np.float32(255 / unit)).astype(np.uint8)
         light = np.median(edges(gray), -1) > 127 if cameras == 1 else np.zeros(1, bool)
@@ -547,7 +549,8 @@ def gray_images(images, sides=(), cameras=1):
         notes["dark on light: inverted"] += int(light.sum())
         grays[k] = np.where(light[:, None, None], 255 - gray, gray) if light.any() else gray
         brightest = int(grays[k].max())
-        notes[f"faint, with gray levels up to {brightest} of 255"] += len(gray) * (brightest < FAINT_LEVEL)
+        if brightest < FAINT_LEVEL:
+            notes[f"faint, with gray levels up to {brightest} of 255"] += len(gray)
     return grays, +notes
 
 
@@ -593,16 +596,13 @@ def faults_in_words(faults):
     (path, fault), *others = faults.items()
     if not others:
         return f"{path}: {fault}. Mend this file, or leave it out"
-    named = ", ".join(str(other) for other, _ in others[:MOST_NAMED]) + ", ..." * (len(others) > MOST_NAMED)
+    named = first_of([other for other, _ in others], MOST_NAMED)
     return f"{path}: {fault}. {len(others)} more cannot be read: {named}. Mend these files, or leave them out"
 
 
 def look_at(names):
     """Return APART with the first names of the pictures of which it is said"""
-    first = ", ".join(names[:3])
-    if len(names) > 3:
-        first += ", ..."
-    return f"{APART}: look at {first}"
+    return f"{APART}: look at {first_of(names, 3)}"
 
 
 def arrays_to_mnist(images, report=lambda text: None, center=False):

@@ -413,7 +413,7 @@ def training_curves(networks):
     """
     epochs = {label: history["epochs"] for label, history in list(networks.items())[:len(COLORS)]}
     panels = [(title, keys) for title, keys in CURVES if any(keys[0] in each[0] for each in epochs.values())]
-    first = f"the first {len(epochs)} of {len(networks)} networks; " * (len(networks) > len(epochs))
+    first = f"the first {len(epochs)} of {len(networks)} networks; " if len(networks) > len(epochs) else ""
     fig = new_figure(3.3, "Training curves" + "".join(f" of {label}" for label in epochs if len(epochs) == 1),
                      f"{first}loss terms are means per sample")
     for ax, (title, keys) in zip(fig.subplots(1, len(panels), squeeze=False)[0], panels):

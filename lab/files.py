@@ -19,6 +19,18 @@ def home_path(path):
         return Path(os.devnull, path)
 
 
+def replace(temporary, path):
+    """Rename a file over another. Windows does not do so while another program reads it: wait for up to two seconds"""
+    n_tries = 41 if os.name == "nt" else 1
+    for _ in range(n_tries - 1):
+        try:
+            os.replace(temporary, path)
+            return
+        except PermissionError:
+            time.sleep(0.05)
+    os.replace(temporary, path)
+
+
 def write_atomically(path, write, keep=True):
     """Call write(binary file) on a temporary file beside `path`, then rename it, so that the file is written whole or
     not at all; if not `keep`, only try to write. Raise InputError if it cannot be written.
@@ -32,11 +44,8 @@ def write_atomically(path, write, keep=True):
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            # Windows does not replace a file while another program reads it: wait for up to two seconds
-            for is_last in ([False] * 40 * (os.name == "nt") + [True]) * keep:
-                with contextlib.suppress(*[PermissionError] * (not is_last)):
-                    return os.replace(temporary, path)
-                time.sleep(0.05)
+            if keep:
+                replace(temporary, path)
         finally:
             Path(temporary).unlink(missing_ok=True)
     except OSError as error:

@@ -27,7 +27,13 @@ class InputError(Exception):
 
 def counted(n, noun):
     """Return a number with its noun, as in 1 epoch, 12 epochs"""
-    return f"{n:,} {noun}" + "s" * (n != 1)
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def first_of(names, most):
+    """Return the first names in a message, at most so many, and an ellipsis if there are more"""
+    text = ", ".join(map(str, names[:most]))
+    return f"{text}, ..." if len(names) > most else text
 
 
 def flag_name(name):
@@ -70,7 +76,8 @@ class Progress:
         disk or after the reader has ended, is dropped: the program continues."""
         if not self.quiet:
             try:
-                print("\r\x1b[K" * self.pending + text, end=end, flush=True)
+                before = "\r\x1b[K" if self.pending else ""
+                print(before + text, end=end, flush=True)
             except (OSError, ValueError) as error:
                 Progress.dropped = error
             self.pending = not end

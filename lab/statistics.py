@@ -152,7 +152,7 @@ def comparison_table(summary):
         if isinstance(numbers, int):
             return f"{numbers:,}"
         mean, low, high = (f"{scale * number:{form}}" for number in numbers)
-        return mean + f" [{low}, {high}]" * math.isfinite(numbers[1])
+        return f"{mean} [{low}, {high}]" if math.isfinite(numbers[1]) else mean
     metrics = list(next(iter(networks.values())))
     rows = [["network", *metrics],
             *([name, *(cell(1, ".3f", row[metric]) for metric in metrics)] for name, row in networks.items()),
@@ -161,7 +161,10 @@ def comparison_table(summary):
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(f"{text:{width}}" for text, width in zip(row, widths)).rstrip() for row in rows]
     seeds = " to ".join(map(str, n[:1] + n[1:][-1:]))
-    lines.insert(len(networks) + 1, "one seed each: no intervals" if n == [1] else
-                 f"mean [95% t interval] over {seeds} seeds" + "\n\nDifference in percentage points, paired by seed "
-                 "[95% CI]" * bool(differences))
+    heading = "one seed each: no intervals"
+    if n != [1]:
+        heading = f"mean [95% t interval] over {seeds} seeds"
+        if differences:
+            heading += "\n\nDifference in percentage points, paired by seed [95% CI]"
+    lines.insert(len(networks) + 1, heading)
     return "\n".join(lines)

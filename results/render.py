@@ -572,7 +572,8 @@ def table(results, text):
     if len(set(counts)) > 1:                               # a column says what the line could say only as a range
         header, lines = [*header, "seeds"], [[*cells, count] for cells, count in zip(lines, counts)]
         line = line.partition(".")[2].strip()
-    return markdown(header, lines) + f"\n\n{line}" * bool(line)
+    text = markdown(header, lines)
+    return f"{text}\n\n{line}" if line else text
 
 
 def seeds_of(results, experiment, settings):
@@ -581,14 +582,15 @@ def seeds_of(results, experiment, settings):
     made = [len(results.runs(experiment, setting)) for setting in settings]
     asked = [len(PLANNED[experiment, setting]) for setting in settings]
     few, plan = (" to ".join(map(str, sorted({min(counts), max(counts)}))) for counts in (made, asked))
-    return few + f" of {plan}" * (made != asked)
+    return few if made == asked else f"{few} of {plan}"
 
 
 def seeds_line(results, experiment, settings):
     """Return how many seeds some settings have, of how many planned, and which results are stale"""
     text = seeds_of(results, experiment, settings)
     old = [setting for setting in one_by_one(settings) if (experiment, setting) in results.stale]
-    return f"Seeds: {text}{' planned' * (' of ' in text)}." + f" **Stale**: {', '.join(old)}." * bool(old)
+    line = f"Seeds: {text} planned." if " of " in text else f"Seeds: {text}."
+    return f"{line} **Stale**: {', '.join(old)}." if old else line
 
 
 def one_by_one(settings):
@@ -682,8 +684,8 @@ def made_with(results, experiment, settings):
     machines = sorted({f"{run['machine']['processor']}, Python {run['versions']['python']}, NumPy "
                        f"{run['versions']['numpy']}" for run in found})
     old = [setting.split("/")[1] for setting in settings if (experiment, setting) in results.stale]
-    return "; ".join(machines) + "." * bool(machines) + (f" **Stale**, to be run again: {', '.join(old)}." if old
-                                                         else "")
+    line = f"{'; '.join(machines)}." if machines else ""
+    return f"{line} **Stale**, to be run again: {', '.join(old)}." if old else line
 
 
 # -------------------------------------------------------------- pictures

@@ -146,7 +146,7 @@ def test_a_stale_result_is_named(monkeypatch):
 def test_a_run_that_fails_is_named(check, monkeypatch, tmp_path):
     toy = runs.shell_command
     monkeypatch.setattr(runs, "shell_command", lambda *args, **given: f"{toy(*args, **given)} --lr -1")
-    assert_refused(check("toy"), "error: multimnist_capsnet/main/deep-0: error: --lr -1.0: must be from 1e-09")
+    assert_refused(check("toy"), "error: multimnist_capsnet/main/deep-0: --lr -1.0: must be from 1e-09")
     assert not list(tmp_path.rglob("*.json"))
 
 

@@ -148,7 +148,8 @@ def no_function(found, name):
     roots = {base.__module__.split(".")[0] for base in found.__mro__}
     framework, recipe = ("Keras", "A Keras layer") if roots & {"keras", "tensorflow", "tf_keras"} else (
         "PyTorch", "A PyTorch module with weights of its own") if "torch" in roots else ("", "")
-    return (f"{name} is a class{' of ' * bool(framework)}{framework}. Write a function that calls it: "
+    of_framework = f" of {framework}" if framework else ""
+    return (f"{name} is a class{of_framework}. Write a function that calls it: "
             f"docs/reference/conformance.md, \"{recipe or 'Recipes'}\"")
 
 
@@ -535,13 +536,15 @@ class Call:
             return
         if not errors:
             scores = next(iter(self.interface.inputs))
+            shape = "lengths=NK or lengths=NKE" if scores == "lengths" else f"{scores}=NK"
             raise Unusable(f"--axes: no such reading. Write order={scores},present or order=present,{scores}; "
-                           f"{scores}=NK{' or lengths=NKE' * (scores == 'lengths')}; present=NK or present=N")
+                           f"{shape}; present=NK or present=N")
         reading, error = errors[0]
         shapes = ", ".join(f"{name} {shape_text(layout, self.sizes)}" for name, layout in reading.items()
                            if name in self.interface.inputs and "K" not in layout)
-        hint = " To check a function that takes a number of iterations, add its own --lambdas." * (
-            self.interface.count == "lambdas" and "'list'" in str(error))
+        hint = ""
+        if self.interface.count == "lambdas" and "'list'" in str(error):
+            hint = " To check a function that takes a number of iterations, add its own --lambdas."
         if "present" in self.interface.inputs and furthest(error) < 1:
             hint += " If your loss has a fixed number of classes, give it, such as: --sizes K=10."
         such = f", such as {shapes}" if shapes else ""

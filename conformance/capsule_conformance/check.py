@@ -546,7 +546,9 @@ class Check:
         if self.kind == "spread-loss":
             order = call.reading["order"].replace(",", ", ").replace("present", "labels" if (
                 call.reading["present"] == "N") else "present")
-            report.target += f"({order}{', m' * (call.count is not None)})"
+            if call.count is not None:
+                order += ", m"
+            report.target += f"({order})"
         report.say(f"{report.target} against {report.against}")
         self.slack, self.worst = self.tolerance, 0.0
         found = self.chosen_values()
@@ -558,7 +560,7 @@ class Check:
             other, found = self.other_readings(others, found)
         self.head()
         report.precision = next((name for name in self.precisions if name and name != "float64"), "float64")
-        inside = f" with {self.inside} inside" * bool(self.inside)
+        inside = f" with {self.inside} inside" if self.inside else ""
         report.say(f"  {'PyTorch' if call.framework == 'torch' else 'NumPy'} {call.found_dtype}{inside}, relative "
                    f"tolerance {power(self.tolerance)}\n")
         self.compare(found)
@@ -924,8 +926,10 @@ class Check:
         report.gradient = "agrees" if checked else self.unchecked()
         rough = self.close > 0 or self.tolerance > 1e-7 and report.precision != "float64"
         without = (" EXCEPT WITH EQUAL VOTES" if VARIANCE in shown else " EXCEPT WITHOUT VOTES") if shown else ""
-        report.verdict = "".join(("" if checked else "VALUES ", "RIGHT", " UP TO PRECISION" * rough, without,
-                                  "" if checked else ", GRADIENT NOT CHECKED"))
+        precision = " UP TO PRECISION" if rough else ""
+        report.verdict = f"RIGHT{precision}{without}"
+        if not checked:
+            report.verdict = f"VALUES {report.verdict}, GRADIENT NOT CHECKED"
         report.passed = not shown
         report.say(f"{report.verdict}: your function computes what the paper says" + (
             f", to {percent(self.close)}, as with float32 in a part of it, or with small epsilons." if self.close
@@ -936,8 +940,9 @@ class Check:
         if VARIANCE in shown or EPSILON in shown:
             report.say('  The paper prints no epsilon either. If you mean it so, add: --allow "no epsilon"')
         if not checked:
-            report.say("\n" * bool(shown) + "Numerical derivatives do not see a stopped gradient. To check a backward "
-                       "pass of your own, or automatic differentiation in JAX or TensorFlow, add --backward.")
+            before = "\n" if shown else ""
+            report.say(f"{before}Numerical derivatives do not see a stopped gradient. To check a backward pass of your "
+                       "own, or automatic differentiation in JAX or TensorFlow, add --backward.")
 
     def say_nearly(self):
         """Say that only a small difference is left, and which tolerance accepts it."""

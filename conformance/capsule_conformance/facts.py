@@ -81,15 +81,17 @@ def begins(check, found):
         return (), [f"One iteration already differs: by something in the {where}."]
     words = "One iteration" if until == 1 else "Two iterations"
     if known:
-        text = f"{words} alone equal{'s' * (until == 1)} the paper's with {named(known)}. More differs from " \
+        equal = "equals" if until == 1 else "equal"
+        text = f"{words} alone {equal} the paper's with {named(known)}. More differs from " \
                f"{'two' if until == 1 else 'three'} iterations on: in {later}."
         return known if until > 1 else certain(known), [text]
     gradients = check.gradient_agrees
     agreed = "in values"
     if not check.by_differences and all(gradients.get(n) for n in found if n <= until):
         agreed = "in values and gradients"
-    return (), [f"{words} agree{'s' * (until == 1)} {agreed}: the mistake lies in {later}" + (
-        "." if until == 1 else ", as the third iteration first uses them.")]
+    if until == 1:
+        return (), [f"{words} agrees {agreed}: the mistake lies in {later}."]
+    return (), [f"{words} agree {agreed}: the mistake lies in {later}, as the third iteration first uses them."]
 
 
 def apart(check, found):

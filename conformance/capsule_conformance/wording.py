@@ -8,7 +8,7 @@ def power(x):
 
 
 def plural(n, noun):
-    return f"{n} {noun}{'s' * (n != 1)}"
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def percent(x):
