@@ -351,7 +351,8 @@ HISTORY = {
             "0 (cnn's) (caption d505a65)"),
         "paper-azimuth/cnn-paper": History(
             (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), None,
-            "P d505a65 (0-9) < R ca8bdb5. Caption as above",
+            "P d505a65 (0-9) < R ca8bdb5. Caption as above. "
+            "P d99c8b4: the same again, replaced with the hits of every toy",
             "0 (cnn's rate and epochs) (caption d505a65)"),
         "paper-azimuth/matrix-capsnet-paper": History(
             (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), None,
@@ -465,7 +466,8 @@ HISTORY = {
             "0 (cnn's) (caption d505a65)"),
         "paper-elevation/cnn-paper": History(
             (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), None,
-            "P d505a65 (0-9) < R ca8bdb5. Caption as above",
+            "P d505a65 (0-9) < R ca8bdb5. Caption as above. "
+            "P d99c8b4: the same again, replaced with the hits of every toy",
             "0 (cnn's rate and epochs) (caption d505a65)"),
         "paper-elevation/matrix-capsnet-paper": History(
             (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), None,
