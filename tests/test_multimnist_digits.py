@@ -61,7 +61,7 @@ def test_mnist_is_read_raw_gzipped_and_from_the_environment(script, put, monkeyp
     monkeypatch.setenv("MNIST_DIR", "/nowhere")
     assert_loads(script, tmp_path / "raw")                              # the flag wins
     for config, named in ((script.Config(data_dir="/no"), "/no"), (script.Config(), "/nowhere")):
-        with pytest.raises(script.InputError, match=f"{named}: no idx files"):
+        with pytest.raises(script.InputError, match=f"{named}: no such folder"):
             script.load_data(config)
 
 
@@ -70,7 +70,7 @@ def test_a_wrong_folder_in_the_environment_is_named_with_its_variable(script, mo
     monkeypatch.setenv("MNIST_DIR", place)
     with pytest.raises(script.InputError, match="^the environment variable MNIST_DIR: ") as error:
         script.load_data(script.Config())
-    assert f"MNIST_DIR: {place}: no idx files" in str(error.value)
+    assert f"MNIST_DIR: {place}: no such folder" in str(error.value)
     assert ("It has quotes or a $: set it to the path alone" in str(error.value)) == mend
 
 
