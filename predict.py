@@ -54,7 +54,7 @@ from lab.data import (
     upright,
 )
 from lab.files import check_writable, write_atomically, write_csv
-from lab.images import in_color, is_drawing, looked_at, picture_to_image
+from lab.images import LOOKED_AT, in_color, is_drawing, looked_at, picture_to_image
 from lab.messages import InputError, Parser, Progress, counted, first_of, run_cli
 from lab.tables import read_names
 
@@ -262,7 +262,7 @@ def prepared(network, images, center=None):
         return Prepared(inputs, {}, np.zeros(len(inputs), bool))
     grays, notes = gray_images(images, (*network.sides, 28, 32), network.n_cameras)
     if network.is_drawn:
-        notes[NO_DRAWING] += n_no_drawings(images)
+        notes += no_drawings(images)
     if network.n_cameras == 2:
         notes["one camera: its view was given to both"] += sum(len(gray) for gray in grays if gray.ndim == 3)
         grays = [np.stack([gray, gray], -1) if gray.ndim == 3 else gray for gray in grays]
@@ -280,12 +280,16 @@ def is_picture_or_path(image):
     return is_picture(image) or isinstance(image, (str, Path))
 
 
-def n_no_drawings(images):
-    """Return how many of some images, of at most LOOKED_AT, are no drawings: of pictures, files, and arrays in color"""
+def no_drawings(images):
+    """Return how many of some images are no drawings, a Counter of words: of pictures, files, and arrays in color, of
+    which at most LOOKED_AT are looked at"""
     is_array_in_color = getattr(images, "ndim", 0) == 4 and {*images.shape[1::2]} & {3, 4}
     if not is_array_in_color:
         images = [image for image in listed(images) if is_picture_or_path(image)]
-    return sum(not is_drawing(colors) for colors in looked_at(images))
+    words = NO_DRAWING
+    if len(images) > LOOKED_AT:
+        words += f" (at least: {LOOKED_AT} were looked at)"
+    return collections.Counter({words: sum(not is_drawing(colors) for colors in looked_at(images))})
 
 
 def one_as_it_is(network, k, image):
@@ -373,8 +377,10 @@ def prepared_picture(network, path, center=None):
     else:
         reading = resized(network, gray)
         image, notes, readings = reading.image, collections.Counter(reading.noticed), {0: reading}
-        notes[network.scaled] += image.shape != gray.shape or not np.allclose(gray, image / 255, atol=0.01)
-    notes[NO_DRAWING] += network.is_drawn and not is_drawing(in_color(*pixels))
+        if image.shape != gray.shape or not np.allclose(gray, image / 255, atol=0.01):
+            notes[network.scaled] += 1
+    if network.is_drawn and not is_drawing(in_color(*pixels)):
+        notes[NO_DRAWING] += 1
     return with_readings(network, [image], notes, readings)
 
 
@@ -426,8 +432,12 @@ def resized(network, gray):
 def predict_files(network, paths, progress, center=None):
     """Yield a path, a name for each image in it and their Prediction. Raise InputError for what cannot be read"""
     refuse_centering(network, center)
-    pictures = {path: pictures_in(path, progress) for path in paths if not path.name.lower().endswith(OF_ARRAYS)}
-    read = read_pictures(network, [file for files in pictures.values() for file in files], progress, center)
+    pictures = {}
+    for path in paths:
+        if not path.name.lower().endswith(OF_ARRAYS):
+            pictures[path] = pictures_in(path, progress)
+    files = [file for some in pictures.values() for file in some]
+    read = read_pictures(network, files, progress, center)
     for path in paths:
         if path in pictures:
             result = classified(network, joined([read[file] for file in pictures[path]]))
@@ -483,7 +493,7 @@ def pictures_in(path, progress):
     files = [each for each in inside if each.suffix.lower() in ENDINGS]
     if not files:
         raise InputError(f"{path}: holds no PNG or JPEG file, nor do the folders in it. Give others")
-    others = [each.name for each in inside if each not in files]
+    others = [each.name for each in inside if each.suffix.lower() not in ENDINGS]
     if others:
         progress.say(f"note: {path}: left out {counted(len(others), 'file')} (no PNG or JPEG): {first_of(others, 5)}")
     return files

@@ -370,8 +370,8 @@ def train(config, data, state=None, each_step=lambda *_: None, each_epoch=lambda
     if state is None:
         state = initial_state(config, dtype)
     if not state["adam_m"]:
-        raise InputError("this state has no moments of the optimizer, as without_moments leaves it, "
-                         "and cannot be trained on. Save the whole state")
+        raise InputError("this state has no moments of the optimizer, as without_moments leaves "
+                         "it, and cannot be trained on. Save the whole state")
     state["history"]["source"] = data["source"]
     n_train = len(data["train"]["labels"])
     per_epoch = steps_per_epoch(config, data)

@@ -295,6 +295,8 @@ def test_a_network_of_digits_says_of_a_photograph_that_it_is_no_drawing(call, tm
         n = 2 if isinstance(given, np.ndarray) else 1
         assert program.predict(network, given).notes[program.NO_DRAWING] == n
     assert program.NO_DRAWING not in program.predict(network, DIGITS[:4]).notes
+    many = program.predict(network, np.stack([arrays[0]] * 101)).notes
+    assert many[f"{program.NO_DRAWING} (at least: 100 were looked at)"] == 100
 
 
 def test_networks_of_images_take_pictures_as_files_and_as_objects(tmp_path):
