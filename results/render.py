@@ -460,7 +460,8 @@ def verdict_cell(results, name):
     """Return what README's table says of a verdict: the verdict, and why it is no other one"""
     one = claims.BY_NAME[name]
     said, why = decided(results, name)
-    found = max((measured(results, test) for test in rule.nearest(one.tests)), key=lambda found: found.n)
+    test = max(rule.nearest(one.tests), key=lambda test: measured(results, test).n)
+    found = measured(results, test)
     if "tests differ" in why:
         return f"{said}: the nearest tests differ"
     if why.startswith("no nearest test") and found.n < rule.LEAST_SEEDS:
@@ -473,7 +474,7 @@ def verdict_cell(results, name):
     if why.startswith("no nearest test") and found.lacks:
         return f"{said}: the interval over toys is not computed yet"
     if why.startswith("no nearest test"):
-        return f"{said}: tuned more, or not matched"
+        return f"{said}: {rule.why_not(found, test.is_matched, one.is_accuracy)}"
     return f"{said}: {excluded(said, one)}"
 
 

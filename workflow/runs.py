@@ -179,7 +179,7 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
      range(5), 4),
     (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 15",
      range(3), 300),
-    *((MULTI, table, name, f"{RESIDUAL} {flags} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000", range(3),
+    *((MULTI, table, name, f"{RESIDUAL} {flags} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000", range(4),
        180) for table, name, flags in LONG_RUNS),
     *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3) for model in SHAPES_MODELS),
     *((NORB, "gap-shapes", model, f"--data shapes --model {model} {GAP_SHAPES}", range(10), 0.3)
@@ -256,7 +256,7 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
         (MULTI, "residual", PRETRAINED, 0), (MULTI, "paper-protocol-long", LONG_RUN, 0),
         *((AFF, name, f"weights/affnist_{name}.npz", 0) for name in ("capsnet-shared", "cnn-gap")),
         *((MULTI, name, "{run}", seed, f"{MULTI}/{table}/{name}-{seed}") for table, name, _ in LONG_RUNS
-          for seed in range(3) if (name, seed) != ("paper-protocol-long", 0)))),
+          for seed in range(4) if (name, seed) != ("paper-protocol-long", 0)))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),

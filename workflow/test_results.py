@@ -295,6 +295,13 @@ def test_a_verdict_is_given_with_its_reason(monkeypatch, n, low, high, said):
     assert render.verdict_cell(None, "em-routing") == said
 
 
+def test_an_arm_that_is_ahead_and_was_tuned_more_is_named_as_the_reason(monkeypatch):
+    measured = rule.Measured(3, 3, 3, 1, 5, (6, 4))
+    monkeypatch.setattr(render, "measured", lambda results, test: measured)
+    said = "undecided: 6 configurations were tried for the arm that is ahead, 4 for the other"
+    assert render.verdict_cell(None, "em-routing") == said
+
+
 def test_a_measure_is_found_by_its_name_and_has_the_marks_styles_if_it_gives_some():
     default = (MULTI, "main/deep", "control/iters-1", "test_exact_match")
     assert render.measure("multimnist-routing default-network") == (*default, ["points"])
