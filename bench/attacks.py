@@ -1,23 +1,30 @@
 #!/usr/bin/env python3
-"""Attack trained networks of affnist_capsnet.py or smallnorb_novel_viewpoint.py: FGSM and BIM,
-white box and black box.
+"""Attack trained networks of affnist_capsnet.py or smallnorb_novel_viewpoint.py: FGSM, BIM and
+PGD, white box and black box.
 
     python3 bench/attacks.py --load weights/smallnorb_matrix-capsnet.npz weights/smallnorb_cnn.npz
 
 FGSM (Goodfellow et al. 2015) moves every pixel by epsilon along the sign of the gradient; BIM
-(Kurakin et al. 2016) does so in ten steps of a tenth, with a new gradient before each. Pixels
-have the range 0 to 1 and stay in it. The gradient is that of the best wrong score minus the true
-class's score, which are lengths of capsules or logits, with respect to the pixels; of toys it
-goes through the standardization of the image.
+(Kurakin et al. 2016) does so in ten steps of a tenth, with a new gradient before each. PGD (Madry
+et al. 2018, here without a random start) takes ten steps of a quarter, each cut off at epsilon, so
+that a pixel can come back from a wrong first step. Pixels have the range 0 to 1 and stay in it. The
+gradient is that of the best wrong score minus the true class's score, which are lengths of capsules
+or logits, with respect to the pixels; of toys it goes through the standardization of the image.
 
 In the white box a network is attacked by its own gradient, in the black box by that of each
 network of --sources, which has other initial weights. "noise" are random signs: what changes of
-this size do without a gradient. The area is that under the curve of the accuracy, divided by the
-accuracy without attack, over epsilon from 0 to 0.4, and 1 for a network that no attack disturbs.
+this size do without a gradient.
+
+An attack may use less than it is allowed: an image counts as correct at an epsilon if it is at all
+smaller ones, too. The robustness is the mean accuracy over all epsilons but 0, which are about
+evenly spaced on a logarithmic scale, divided by the accuracy without attack: 1 for a network that
+no attack disturbs, 0 for one that the smallest epsilon stops. A pixel whose gradient is exactly 0
+is not moved: the share of these is printed for each network.
 
 Attacked are translated test digits or views of new toys from familiar azimuths.
 """
 
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
@@ -31,8 +38,8 @@ from lab.messages import InputError, Parser, Progress, run_cli
 
 import numpy as np
 
-EPSILONS = 0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4
-N_STEPS = 10  # of BIM
+EPSILONS = 0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4
+N_STEPS = 10  # of BIM and PGD
 DIGITS, TOYS = "affnist_capsnet", "smallnorb_novel_viewpoint"
 RANDOM_KEY = 10  # of the generator of random signs
 
@@ -182,76 +189,140 @@ def bim(ascent, pixels, labels, epsilon, n_steps=N_STEPS):
     return moved
 
 
-ATTACKS = {"fgsm": fgsm, "bim": bim}
+def pgd(ascent, pixels, labels, epsilon, n_steps=N_STEPS):
+    """Return the images after n_steps steps of a quarter of epsilon, each along the sign of the
+    gradient where it starts, and cut off where a pixel has moved by more than epsilon."""
+    lowest, highest = step(pixels, -1, epsilon), step(pixels, 1, epsilon)
+    moved = pixels
+    for _ in range(n_steps):
+        moved = step(moved, np.sign(ascent(moved, labels)), epsilon / 4)
+        moved = np.clip(moved, lowest, highest)
+    return moved
 
 
-def attacked_images(network, samples, workers):
-    """Return {attack: [images for each of EPSILONS]} against a network. samples: a dict of
-    pixels (n, ...) and labels (n,)."""
+ATTACKS = {"fgsm": fgsm, "bim": bim, "pgd": pgd}
+
+
+def ascent_of(network):
+    """Return the gradient that an attack on a network follows, as a function"""
 
     def ascent(pixels, labels):
         return gradient(network, pixels, labels)
 
-    def of_shard(rows):
-        pixels, labels = samples["pixels"][rows], samples["labels"][rows]
-        return {
-            name: [
-                attack(ascent, pixels, labels, epsilon) if epsilon else pixels
-                for epsilon in EPSILONS
-            ]
-            for name, attack in ATTACKS.items()
-        }
+    return ascent
 
-    parts = list(workers.map(of_shard, network.module.batches(samples, network.module.SHARD)))
+
+def is_right(network, pixels, labels):
+    """Return which images a network classifies correctly, (n,) bool."""
+    scores, _ = scores_of(network, pixels)
+    return scores.argmax(1) == labels
+
+
+def withstood(network, attack, pixels, labels):
+    """Return how many of EPSILONS, from 0 on, each image withstands when a network is attacked by
+    its own gradient, (n,): it is classified correctly with these."""
+    counts = np.zeros(len(labels), int)
+    left = np.arange(len(labels))  # rows of the images that have withstood so far
+    for epsilon in EPSILONS:
+        moved = pixels[left]
+        if epsilon:
+            moved = attack(ascent_of(network), moved, labels[left], epsilon)
+        left = left[is_right(network, moved, labels[left])]
+        counts[left] += 1
+        if len(left) == 0:
+            break
+    return counts
+
+
+def withstood_given(network, by_epsilon, labels):
+    """Return the same for given images, a list of (n, ...) for each of EPSILONS."""
+    right = [is_right(network, pixels, labels) for pixels in by_epsilon]
+    return np.cumprod(right, axis=0).sum(0)
+
+
+def images_against(network, pixels, labels):
+    """Return {attack: [images for each of EPSILONS]}, made by the gradient of a network."""
     return {
-        name: [np.concatenate([part[name][k] for part in parts]) for k in range(len(EPSILONS))]
-        for name in ATTACKS
+        name: [
+            attack(ascent_of(network), pixels, labels, epsilon) if epsilon else pixels
+            for epsilon in EPSILONS
+        ]
+        for name, attack in ATTACKS.items()
     }
 
 
-def noisy_images(samples, rng):
+def noisy_images(pixels, rng):
     """Return [images for each of EPSILONS], in which every pixel moves by epsilon, up or down at
     random."""
-    signs = rng.choice(np.array([-1, 1], samples["pixels"].dtype), samples["pixels"].shape)
-    return [step(samples["pixels"], signs, epsilon) for epsilon in EPSILONS]
+    signs = rng.choice(np.array([-1, 1], pixels.dtype), pixels.shape)
+    return [step(pixels, signs, epsilon) for epsilon in EPSILONS]
 
 
-def accuracy(network, pixels, labels, workers):
-    """Return the fraction of the images that a network classifies correctly."""
+def compare(attacked, sources, pixels, labels, rng):
+    """Return {network: {attack: how many of EPSILONS each image withstands, (n,)}}.
 
-    def hits(rows):
-        scores, _ = scores_of(network, pixels[rows])
-        return int((scores.argmax(1) == labels[rows]).sum())
+    Attacks are "noise", those of ATTACKS and, made against a source, "ATTACK from SOURCE".
+    attacked, sources: lists of Network."""
+    given = {"noise": noisy_images(pixels, rng)}
+    for source in sources:
+        for name, made in images_against(source, pixels, labels).items():
+            given[f"{name} from {source.name}"] = made
+    found = {}
+    for network in attacked:
+        own = {
+            name: withstood(network, attack, pixels, labels) for name, attack in ATTACKS.items()
+        }
+        others = {
+            name: withstood_given(network, by_epsilon, labels)
+            for name, by_epsilon in given.items()
+        }
+        found[network.name] = own | others
+    return found
 
-    parts = network.module.batches({"labels": labels}, network.module.SHARD)
-    return sum(workers.map(hits, parts)) / len(labels)
 
-
-def area(accuracies):
-    """Return the area under the curve of accuracies over EPSILONS, by trapezoids, divided by the
-    first accuracy and by the largest epsilon; nan if the first accuracy is 0."""
-    if accuracies[0] == 0:
-        return float("nan")
-    return float(np.trapezoid(accuracies, EPSILONS) / (accuracies[0] * EPSILONS[-1]))
+def zero_share(network, pixels, labels):
+    """Return the share of pixels whose gradient is exactly 0, which no attack moves at first."""
+    return float((gradient(network, pixels, labels) == 0).mean())
 
 
 def measure(attacked, sources, samples, rng, workers):
-    """Return {network: {attack: accuracies for each of EPSILONS}}. Attacks are "noise", "fgsm"
-    and "bim" and, made against a source, "fgsm from SOURCE" and "bim from SOURCE". attacked,
-    sources: lists of Network."""
-    labels = samples["labels"]
-    images = {"noise": noisy_images(samples, rng)}
-    for source in sources:
-        for name, made in attacked_images(source, samples, workers).items():
-            images[f"{name} from {source.name}"] = made
-    found = {}
-    for network in attacked:
-        own = attacked_images(network, samples, workers)
-        found[network.name] = {
-            name: [accuracy(network, pixels, labels, workers) for pixels in by_epsilon]
-            for name, by_epsilon in (own | images).items()
+    """Return what compare finds of all samples, and {network: zero_share}. samples: a dict of
+    pixels (n, ...) and labels (n,)."""
+    shards = attacked[0].module.batches(samples, attacked[0].module.SHARD)
+    generators = rng.spawn(len(shards))  # one for each, whatever the number of threads
+
+    def of_shard(job):
+        rows, generator = job
+        pixels, labels = samples["pixels"][rows], samples["labels"][rows]
+        zeros = {network.name: zero_share(network, pixels, labels) for network in attacked}
+        return compare(attacked, sources, pixels, labels, generator), zeros
+
+    counts, zeros = zip(*workers.map(of_shard, zip(shards, generators)))
+    joined = {
+        name: {
+            attack: np.concatenate([part[name][attack] for part in counts])
+            for attack in counts[0][name]
         }
-    return found
+        for name in counts[0]
+    }
+    sizes = [len(rows) for rows in shards]
+    shares = {
+        name: float(np.average([part[name] for part in zeros], weights=sizes)) for name in joined
+    }
+    return joined, shares
+
+
+def curve(counts):
+    """Return the accuracy at each of EPSILONS. counts: how many of them each image withstands."""
+    return [float((counts > k).mean()) for k in range(len(EPSILONS))]
+
+
+def robustness(accuracies):
+    """Return the mean accuracy over all epsilons but 0, divided by that without attack; nan if that
+    is 0."""
+    if accuracies[0] == 0:
+        return float("nan")
+    return float(np.mean(accuracies[1:]) / accuracies[0])
 
 
 # -------------------------------------------------------------- networks, images, command line
@@ -312,19 +383,21 @@ def images_of(config):
 
 def samples_of(network, n):
     """Return n test images, a dict of pixels in [0, 1] and labels (n,), and the source of the
-    data: the first test digits, translated, or views of the familiar test set at regular
-    intervals."""
+    data: the first test digits, translated, or views of new toys from familiar azimuths, at
+    regular intervals of all there are, so that no toy and hardly any lighting is preferred."""
     module, config = network.module, network.config
     if module.EXPERIMENT == DIGITS:
         data = module.load_data(config)
         chunk = next(module.stream_digits(data, config, "test"))
         images, labels = chunk["images"][:n], chunk["labels"][:n]
     else:
-        data = module.load_data(config, without=("train", "novel"))
-        found = data["familiar"]
-        n_found = len(found["labels"])
+        data = module.select_images(dataclasses.replace(config, n_test=0))
+        n_found = len(data["familiar"]["labels"])
         rows = np.arange(min(n, n_found)) * n_found // min(n, n_found)
-        images, labels = found["images"][rows], found["labels"][rows]
+        found = {name: column[rows] for name, column in data["familiar"].items()}
+        if data["source"] == "toys":
+            module.add_toy_images([found], config)
+        images, labels = found["images"], found["labels"]
     return {"pixels": images / np.float32(255), "labels": labels}, data["source"]
 
 
@@ -380,41 +453,49 @@ def main():
     samples, source = samples_of(first, args.n_images)
     rng = first.module.rng_for(first.config.seed, first.module.EVALUATION, RANDOM_KEY)
     with first.module.worker_threads(first.config) as workers:
-        found = measure(attacked, sources, samples, rng, workers)
-    areas = {
-        network: {attack: area(curve) for attack, curve in of_network.items()}
-        for network, of_network in found.items()
-    }
+        counts, zeros = measure(attacked, sources, samples, rng, workers)
+    curves = of_each(curve, counts)
     say = Progress(args.quiet or args.out_json == "-").say
     n_images = len(samples["labels"])
     epsilons = ", ".join(map(str, EPSILONS))
-    say(f"{n_images:,} images, pixels changed by up to {epsilons} of their range: accuracy; area")
-    for network, of_network in found.items():
-        for attack, curve in of_network.items():
-            say(
-                f"  {network:14}  {attack:26}  "
-                + "  ".join(f"{value:.3f}" for value in curve)
-                + f"   {areas[network][attack]:.3f}"
-            )
+    say(f"{n_images:,} images, pixels changed by up to {epsilons} of their range:")
+    say("accuracy at each, robustness")
+    for network, of_network in curves.items():
+        say(f"{network}: gradient exactly 0 at {100 * zeros[network]:.0f}% of the pixels")
+        for attack, accuracies in of_network.items():
+            words = "  ".join(f"{value:.3f}" for value in accuracies)
+            say(f"  {attack:24}  {words}   {robustness(accuracies):.3f}")
     if args.out_json:
-        write_json(args.out_json, result(first, args, source, loaded, found, areas))
+        write_json(args.out_json, result(first, args, source, loaded, counts, curves, zeros))
 
 
-def result(first, args, source, loaded, found, areas):
-    """Return what --out-json holds: result_of of the experiment for the first network, the
-    accuracies and areas"""
+def result(first, args, source, loaded, counts, curves, zeros):
+    """Return what --out-json holds: result_of of the experiment for the first network; of each
+    network and attack the accuracies, the robustness, and, as a string of digits, how many epsilons
+    each image withstands"""
     _, state = first.module.load(args.load[0])
     untested = {} if first.module.EXPERIMENT == DIGITS else {"correct": {}}
     whole = first.module.result_of(first.config, state, {"source": source}, untested)
     whole.pop("hit_bits", None)  # not of a test
-    seconds = [sum(epoch["seconds"] for epoch in one.history["epochs"]) for one in loaded]
     return whole | {
         "n_images": args.n_images,
         "epsilons": EPSILONS,
-        "attacks": found,
-        "area": areas,
+        "attacks": curves,
+        "robustness": of_each(robustness, curves),
+        "withstood": of_each(lambda found: "".join(map(str, found)), counts),
+        "zero_gradients": zeros,
         "history": {},
-        "seconds_of_runs": seconds,
+        "seconds_of_runs": [
+            sum(epoch["seconds"] for epoch in one.history["epochs"]) for one in loaded
+        ],
+    }
+
+
+def of_each(function, found):
+    """Return {network: {attack: function(value)}} of {network: {attack: value}}"""
+    return {
+        network: {attack: function(value) for attack, value in of_network.items()}
+        for network, of_network in found.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""FGSM and BIM: on a linear model, whose optimum is known; gradients of every attacked network
+"""FGSM, BIM and PGD: on a linear model, whose optimum is known; gradients of every attacked network
 by finite differences."""
 
 import json
@@ -182,68 +182,129 @@ def test_bim_finds_a_maximum_that_fgsm_passes():
     assert attacks.bim(ascent, start, None, 0.2) == pytest.approx(0.55, abs=0.02)
 
 
+def test_pgd_comes_back_from_a_wrong_first_step_and_bim_does_not():
+    """A gradient that points down before the first step and up before the other nine. BIM ends at
+    (9 - 1) / 10 of epsilon, PGD, (9 - 1) / 4, is cut off at epsilon"""
+    start = np.full((1, 1, 1), 0.5)
+
+    def moved(attack):
+        signs = iter([-1.0] + 9 * [1.0])
+        return attack(lambda pixels, labels: np.full_like(pixels, next(signs)), start, None, 0.1)
+
+    assert moved(attacks.bim) == pytest.approx(0.58)
+    assert moved(attacks.pgd) == pytest.approx(0.6)
+
+
 def test_noise_moves_every_pixel_by_epsilon_up_or_down():
-    samples = {"pixels": np.full((4, 10, 10), 0.5, np.float32)}
-    found = attacks.noisy_images(samples, np.random.default_rng(0))
-    assert np.array_equal(found[0], samples["pixels"])
+    pixels = np.full((4, 10, 10), 0.5, np.float32)
+    found = attacks.noisy_images(pixels, np.random.default_rng(0))
+    assert np.array_equal(found[0], pixels)
     for epsilon, images in zip(attacks.EPSILONS, found):
         np.testing.assert_allclose(np.abs(images - 0.5), epsilon, atol=1e-6)
     assert (found[-1] > 0.5).mean() == pytest.approx(0.5, abs=0.1)
 
 
-def test_the_area_by_hand():
-    """A curve that stays; one that falls to 0 at once: half of 0.01 / 0.4; one that falls
-    evenly; half of all right"""
-    assert attacks.area([0.8] * 7) == pytest.approx(1)
-    assert attacks.area([1, 0, 0, 0, 0, 0, 0]) == pytest.approx(0.0125)
-    assert attacks.area(
-        [0.9 * (1 - epsilon / 0.4) for epsilon in attacks.EPSILONS]
-    ) == pytest.approx(0.5)
-    assert attacks.area([0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.0]) == pytest.approx(0.75)
-    assert np.isnan(attacks.area([0.0] * 7))
+@pytest.fixture
+def threshold(monkeypatch):
+    """A network of images with one pixel, whose class is 1 above 0.5; its gradient is 1, or -1 for
+    class 1"""
+
+    def scores_of(network, pixels):
+        above = pixels[:, 0] - 0.5
+        return np.stack([-above, above], axis=1), None
+
+    def gradient(network, pixels, labels):
+        return np.where(labels == 0, 1.0, -1.0)[:, None]
+
+    monkeypatch.setattr(attacks, "scores_of", scores_of)
+    monkeypatch.setattr(attacks, "gradient", gradient)
+    return attacks.Network(ac, digits_config("capsnet"), {})
+
+
+@pytest.mark.parametrize("attack", attacks.ATTACKS.values(), ids=attacks.ATTACKS)
+def test_an_image_withstands_the_epsilons_that_do_not_change_its_class(threshold, attack):
+    """0.496 is 0.004 below the threshold: of 0, 0.002, 0.005 ... it withstands two; 0.65 is class 1
+    and withstands those up to 0.1; 0.9 is of class 1, but labelled 0; 0 withstands all"""
+    pixels = np.array([[0.496], [0.65], [0.9], [0.0]])
+    found = attacks.withstood(threshold, attack, pixels, np.array([0, 1, 0, 0]))
+    assert found.tolist() == [2, 7, 0, 9]
+    assert attacks.curve(found) == [0.75, 0.75, 0.5, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_an_image_that_is_wrong_once_does_not_count_at_larger_epsilons(threshold):
+    """Given images that are right, wrong, and right again"""
+    by_epsilon = [np.array([[0.1 if k != 3 else 0.9], [0.2]]) for k in range(9)]
+    assert attacks.withstood_given(threshold, by_epsilon, np.array([0, 0])).tolist() == [3, 9]
+
+
+def test_the_robustness_by_hand():
+    """A curve that stays; one that falls to 0 at once; one that falls in the middle"""
+    assert attacks.robustness([0.8] * 9) == pytest.approx(1)
+    assert attacks.robustness([1] + [0] * 8) == 0
+    assert attacks.robustness([0.5] * 5 + [0] * 4) == pytest.approx(0.5)
+    assert np.isnan(attacks.robustness([0.0] * 9))
+
+
+def test_the_share_of_zero_gradients(monkeypatch):
+    monkeypatch.setattr(
+        attacks, "gradient", lambda network, pixels, labels: np.array([[0, 1.0], [0, 0]])
+    )
+    assert attacks.zero_share(None, None, None) == 0.75
 
 
 def test_each_attack_meets_the_network_that_it_should(monkeypatch):
-    """Images that were made against a network have its name as their pixels; a network is
-    correct on its own ones"""
+    """Images that were made against a network have its name as their pixels"""
     monkeypatch.setattr(
         attacks,
-        "attacked_images",
-        lambda network, samples, workers: {
-            name: [(name, network.name)] * 7 for name in attacks.ATTACKS
-        },
+        "images_against",
+        lambda network, pixels, labels: {name: (name, network.name) for name in attacks.ATTACKS},
     )
-    monkeypatch.setattr(attacks, "noisy_images", lambda samples, rng: [("noise", "")] * 7)
+    monkeypatch.setattr(attacks, "noisy_images", lambda pixels, rng: ("noise", ""))
     monkeypatch.setattr(
-        attacks, "accuracy", lambda network, pixels, labels, workers: (*pixels, "on", network.name)
+        attacks,
+        "withstood",
+        lambda network, attack, pixels, labels: (attack.__name__, network.name, "on", network.name),
+    )
+    monkeypatch.setattr(
+        attacks,
+        "withstood_given",
+        lambda network, by_epsilon, labels: (*by_epsilon, "on", network.name),
     )
     caps, cnn = (
         attacks.Network(ac, digits_config(model), {}) for model in ("capsnet", "cnn-dense")
     )
-    found = attacks.measure([caps, cnn], [cnn], {"labels": None}, None, None)
-    assert found["capsnet"]["bim"][3] == ("bim", "capsnet", "on", "capsnet")
-    assert found["capsnet"]["fgsm from cnn-dense"][3] == ("fgsm", "cnn-dense", "on", "capsnet")
-    assert found["cnn-dense"]["noise"][3] == ("noise", "", "on", "cnn-dense")
+    found = attacks.compare([caps, cnn], [cnn], None, None, None)
+    assert found["capsnet"]["pgd"] == ("pgd", "capsnet", "on", "capsnet")
+    assert found["capsnet"]["fgsm from cnn-dense"] == ("fgsm", "cnn-dense", "on", "capsnet")
+    assert found["cnn-dense"]["noise"] == ("noise", "", "on", "cnn-dense")
     assert set(found["cnn-dense"]) == {
         "fgsm",
         "bim",
+        "pgd",
         "noise",
         "fgsm from cnn-dense",
         "bim from cnn-dense",
+        "pgd from cnn-dense",
     }
 
 
-def test_views_of_toys_are_taken_at_regular_intervals(monkeypatch):
-    pool = {"images": np.arange(12, dtype=np.uint8)[:, None], "labels": np.arange(12)}
-    monkeypatch.setattr(
-        norb, "load_data", lambda config, without: {"familiar": pool, "source": "toys"}
-    )
+def test_views_of_toys_are_the_same_of_every_toy_and_prefer_no_lighting(monkeypatch):
+    """500 of all 8,100 views: 20 of each of 25 toys; of each class 10 or 20 of each lighting"""
+    chosen = {}
+
+    def add_toy_images(tables, config):
+        chosen.update(tables[0])
+        tables[0]["images"] = np.zeros((len(tables[0]["labels"]), 1), np.uint8)
+
+    monkeypatch.setattr(norb, "add_toy_images", add_toy_images)
     network = attacks.Network(norb, toys_config("cnn"), {})
-    samples, source = attacks.samples_of(network, 5)
-    assert samples["labels"].tolist() == [0, 2, 4, 7, 9] and source == "toys"
-    assert samples["pixels"][:, 0] * 255 == pytest.approx([0, 2, 4, 7, 9])
-    samples, _ = attacks.samples_of(network, 500)
-    assert samples["labels"].tolist() == list(range(12))
+    samples, source = attacks.samples_of(network, 500)
+    assert source == "toys" and np.array_equal(samples["labels"], chosen["labels"])
+    toys = chosen["labels"] * 10 + chosen["instances"]
+    assert np.unique(toys, return_counts=True)[1].tolist() == [20] * 25
+    for label in range(5):
+        lightings = chosen["lightings"][chosen["labels"] == label]
+        assert np.bincount(lightings).tolist() == [20, 20, 10, 20, 20, 10]
 
 
 # -------------------------------------------------------------- the command
@@ -279,19 +340,22 @@ def test_the_command(saved, monkeypatch, tmp_path, capsys):
         monkeypatch, "--load", gap, gmp, "--sources", other, "--n-images", 20, "--out-json", out
     )
     found = json.loads(out.read_text("utf-8"))
-    names = {"fgsm", "bim", "noise", "fgsm from cnn-gap", "bim from cnn-gap"}
-    assert set(found["attacks"]) == set(found["area"]) == {"cnn-gap", "cnn-dense"}
-    assert set(found["area"]["cnn-gap"]) == names and found["n_images"] == 20
-    first = {curve[0] for curve in found["attacks"]["cnn-gap"].values()}
+    own = "fgsm", "bim", "pgd"
+    names = {"noise", *own, *(f"{attack} from cnn-gap" for attack in own)}
+    assert set(found["attacks"]) == set(found["robustness"]) == {"cnn-gap", "cnn-dense"}
+    assert set(found["robustness"]["cnn-gap"]) == names and found["n_images"] == 20
+    first = {accuracies[0] for accuracies in found["attacks"]["cnn-gap"].values()}
     assert len(first) == 1  # without attack
+    withstood = [int(digit) for digit in found["withstood"]["cnn-gap"]["pgd"]]
+    assert len(withstood) == 20 and 0 <= min(withstood) <= max(withstood) <= 3
+    assert found["attacks"]["cnn-gap"]["pgd"][1] == sum(n > 1 for n in withstood) / 20
+    assert all(0 <= share < 1 for share in found["zero_gradients"].values())
     assert (
         len(found["seconds_of_runs"]) == 3 and found["seconds_of_runs"][0] == found["seconds_train"]
     )
     said = capsys.readouterr().out
-    assert (
-        "20 images, pixels changed by up to 0.0, 0.1, 0.4 of their range" in said
-        and "  fgsm from cnn-gap " in said
-    )
+    assert "20 images, pixels changed by up to 0.0, 0.1, 0.4 of their range" in said
+    assert "  fgsm from cnn-gap " in said and "cnn-gap: gradient exactly 0 at " in said
 
 
 def test_what_is_refused(saved, monkeypatch, tmp_path):

@@ -616,8 +616,9 @@ COLUMNS = {                        # of a results log, if a run has them: headin
     "R\u00b2, x": ("dimensions.trained.x",), "R\u00b2, rotation": ("dimensions.trained.rotation",),
     "R\u00b2, thickness": ("dimensions.trained.thickness",),
     "random coefficients": ("coefficients.random.exact_match",),
-    "area, BIM, capsules": ("area.matrix-capsnet.bim", "area.capsnet.bim"),
-    "area, BIM, CNN": ("area.cnn.bim", "area.cnn-dense.bim"), "area, BIM, GAP-CNN": ("area.cnn-gap.bim",)}
+    "robustness, PGD, capsules": ("robustness.matrix-capsnet.pgd", "robustness.capsnet.pgd"),
+    "robustness, PGD, CNN": ("robustness.cnn.pgd", "robustness.cnn-dense.pgd"),
+    "robustness, PGD, GAP-CNN": ("robustness.cnn-gap.pgd",)}
 
 
 def results_log(results, experiment):

@@ -160,7 +160,7 @@ def test_a_new_seed_of_what_is_measured_on_several_networks_needs_those_of_the_n
     *first, attacked = reproduce.planned(runs.AFF, "attacks/digits", 7)
     again = f"{runs.AFF}/trained-again"
     assert attacked.after == (f"{again}/small-capsnet-7", f"{again}/small-cnn-dense-7", f"{again}/cnn-gap-7",
-                              f"{again}/small-capsnet-8", f"{again}/small-cnn-dense-8")
+                              f"{again}/small-capsnet-8", f"{again}/small-cnn-dense-8", f"{again}/cnn-gap-8")
     assert tuple(result.name for result in first) == attacked.after
     assert all(result.seed == int(result.name.rpartition("-")[2]) for result in first)
 

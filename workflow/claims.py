@@ -140,21 +140,23 @@ def more_iterations(n):
 
 
 def attacked(experiment, data, capsules, cnn):
-    """Return the measures of attacks on a capsule network, a CNN and a GAP-CNN: areas, capsules
-    minus each CNN. data: "toys" or "digits". capsules, cnn: models. Images of the black box were
-    made against other networks of these two models"""
+    """Return the measures of attacks on a capsule network, a CNN and a GAP-CNN: robustness,
+    capsules minus each CNN, in the white box; minus the CNN, to images made against other networks
+    of the three models. data: "toys" or "digits". capsules, cnn: models"""
     setting = f"attacks/{data}"
-    found = []
-    for attack, words in (("bim", "BIM"), ("fgsm", "FGSM"),
-                          (f"bim from {cnn}", "BIM made for another CNN"),
-                          (f"bim from {capsules}", "BIM made for other capsules"),
-                          ("noise", "random signs")):
-        for control, name in ((cnn, "CNN"), ("cnn-gap", "GAP-CNN")):
-            key = f"area.{capsules}.{attack} vs area.{control}.{attack}"
-            measure_name = f"{data}-{attack.replace(' ', '-')}-vs-{control}"
-            found.append(pair(measure_name, f"{data}, {words}: capsules minus {name}", experiment,
-                              setting, setting, key, "3 digits"))
-    return tuple(found)
+    compared = [(attack, words, control, name)
+                for attack, words in (("pgd", "PGD"), ("bim", "BIM"), ("fgsm", "FGSM"))
+                for control, name in ((cnn, "CNN"), ("cnn-gap", "GAP-CNN"))]
+    compared += [(attack, words, cnn, "CNN")
+                 for attack, words in ((f"bim from {cnn}", "BIM made for another CNN"),
+                                       (f"bim from {capsules}", "BIM made for other capsules"),
+                                       ("bim from cnn-gap", "BIM made for a GAP-CNN"),
+                                       ("noise", "random signs"))]
+    return tuple(
+        pair(f"{data}-{attack.replace(' ', '-')}-vs-{control}",
+             f"{data}, {words}: capsules minus {name}", experiment, setting, setting,
+             f"robustness.{capsules}.{attack} vs robustness.{control}.{attack}", "3 digits")
+        for attack, words, control, name in compared)
 
 
 WORDS_OF_COEFFICIENTS = {
@@ -923,7 +925,7 @@ CLAIMS = (
     ),
     Claim(
         "attacks",
-        "How far sign attacks (FGSM, BIM) reduce the accuracy of capsule networks and of CNNs.",
+        "How far sign attacks (FGSM, BIM, PGD) reduce the accuracy of capsule networks and of CNNs.",
         f"curves, no number: less vulnerable in the white box, about as vulnerable in the black box "
         f"({HINTON}, section 5)",
         measures=(

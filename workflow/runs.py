@@ -234,15 +234,15 @@ def uniform(experiment, table, setting, seeds):
                      f"{experiment}/{table}/{setting}-{seed}") for seed in seeds]
 
 
-def attacks(experiment, setting, attacked, sources, flags, minutes):
+def attacks(experiment, setting, models, flags, minutes):
     """Attacks on some networks that were trained again, by their own gradient and by that of the
-    sources, which are those of the next seed, of the last seed those of the first"""
+    same models of the next seed, of the last seed those of the first"""
     again = f"{experiment}/trained-again"
-    command = (f"python3 bench/attacks.py{flags} --load{' {run}' * len(attacked)} "
-               f"--sources{' {run}' * len(sources)} --threads 1 --quiet")
+    places = " {run}" * len(models)
+    command = f"python3 bench/attacks.py{flags} --load{places} --sources{places} --threads 1 --quiet"
     return [measured(experiment, "attacks", setting, seed, command, minutes,
-                     *(f"{again}/{name}-{seed}" for name in attacked),
-                     *(f"{again}/{name}-{(seed + 1) % len(SEEDS)}" for name in sources)) for seed in SEEDS]
+                     *(f"{again}/{name}-{seed}" for name in models),
+                     *(f"{again}/{name}-{(seed + 1) % len(SEEDS)}" for name in models)) for seed in SEEDS]
 
 
 MEASUREMENTS = [                   # on trained networks, and baselines that are not trained
@@ -294,9 +294,8 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
       for name in ("capsnet", "capsnet-shared", "vector-gap") for seed in SEEDS),
     *(measured(MULTI, "coefficients", "iters-3", seed, "python3 bench/multimnist_coefficients.py --load {run} "
                "--digits mnist --threads 1 --quiet", 2, f"{MULTI}/iterations/iters-3-{seed}") for seed in SEEDS),
-    *attacks(AFF, "digits", ("small-capsnet", "small-cnn-dense", "cnn-gap"), ("small-capsnet", "small-cnn-dense"),
-             " --digits mnist", 10),
-    *attacks(NORB, "toys", ("matrix-capsnet", "cnn", "cnn-gap"), ("matrix-capsnet", "cnn"), "", 10)]
+    *attacks(AFF, "digits", ("small-capsnet", "small-cnn-dense", "cnn-gap"), " --digits mnist", 6),
+    *attacks(NORB, "toys", ("matrix-capsnet", "cnn", "cnn-gap"), "", 6)]
 SMALL = {                          # what makes a command small; what is given twice counts as last
     "smallnorb_nearest.py --data shapes": "--n-per-combo 1",
     "smallnorb_nearest.py": "--n-train-toys 1 --n-test 60",
@@ -340,8 +339,8 @@ CAPTIONS = {                       # of each table, in the results log
     (AFF, "nearest"): "Nearest neighbor in pixels.",
     (AFF, "trained-again"): "Networks of backbone and equal-training (small-), trained again to be measured.",
     (AFF, "dimensions"): "R\u00b2 of a linear regression from the true class's capsule to what was drawn.",
-    (AFF, "attacks"): "Sign attacks (FGSM, BIM) on translated digits. Area under the curve of accuracy, divided by the "
-    "accuracy without attack; 1: no attack disturbs.",
+    (AFF, "attacks"): "Sign attacks (FGSM, BIM, PGD) on translated digits. Robustness: mean accuracy over eight epsilons, "
+    "divided by the accuracy without attack; 1: no attack disturbs.",
     (AFF, "weights"): "The pretrained networks, evaluated from their files. For -recomputed, the statistics of batch "
     "normalization were recomputed.",
     (AFF, "probes"): "Trained networks on sign attacks (FGSM), rotated digits and images of no digit; linear probes.",
@@ -386,8 +385,8 @@ CAPTIONS = {                       # of each table, in the results log
     (NORB, "standard"): "smallNORB's standard task: novel instances.",
     (NORB, "trained-again"): "Networks of paper-azimuth (matrix-capsnet, cnn) and wide-azimuth (cnn-gap), trained "
     "again to be measured.",
-    (NORB, "attacks"): "Sign attacks (FGSM, BIM) on new toys at familiar azimuths. Area under the curve of accuracy, "
-    "divided by the accuracy without attack; 1: no attack disturbs.",
+    (NORB, "attacks"): "Sign attacks (FGSM, BIM, PGD) on new toys at familiar azimuths. Robustness: mean accuracy over "
+    "eight epsilons, divided by the accuracy without attack; 1: no attack disturbs.",
     (NORB, "background-activity"): "Mean activation of primary matrix capsules over the background and over the "
     "toy, after training."}
 NORB_FIGURES = ("example_views", "familiar_vs_novel", "azimuth_accuracy", "gap_curve", "pose_matrices", "routing",

@@ -141,13 +141,13 @@ def test_what_was_measured_on_a_run_is_stale_once_another_run_is_kept_in_its_pla
 
 
 def test_what_was_measured_on_several_runs_is_stale_once_one_of_them_is_another(kept):
-    """Attacks on three networks by images made for two more, in the order of the command"""
+    """Attacks on three networks by images made for three more, in the order of the command"""
     name = f"{NORB}/attacks/toys-0"
     lines = dict(kept)
     for k, run in enumerate(result_files.BY_NAME[name].after):
         lines[run] = {"seconds_train": 10.0 + k}
     lines[name] = {"generation": 10 ** 6, "seconds_train": 10.0,
-                   "seconds_of_runs": [10.0, 11.0, 12.0, 13.0, 14.0]}
+                   "seconds_of_runs": [10.0, 11.0, 12.0, 13.0, 14.0, 15.0]}
     assert not result_files.stale(name, lines)
     for run in result_files.BY_NAME[name].after:
         assert result_files.stale(name, lines | {run: {"seconds_train": 99.0}})
@@ -155,9 +155,9 @@ def test_what_was_measured_on_several_runs_is_stale_once_one_of_them_is_another(
 
 def test_each_run_of_a_measurement_has_its_place_in_the_command():
     result = result_files.BY_NAME[f"{AFF}/attacks/digits-4"]
-    command = runs.shell_command(result, "out", after=["a b", "c", "d", "e", "f"])
-    assert "--load 'a b' c d --sources e f --threads 1" in command and "{run}" not in command
-    assert [run.rpartition("-")[2] for run in result.after] == ["4", "4", "4", "0", "0"]
+    command = runs.shell_command(result, "out", after=["a b", "c", "d", "e", "f", "g"])
+    assert "--load 'a b' c d --sources e f g --threads 1" in command and "{run}" not in command
+    assert [run.rpartition("-")[2] for run in result.after] == ["4", "4", "4", "0", "0", "0"]
 
 
 def test_weights_are_made_again_when_another_run_is_the_one_that_is_kept(kept, monkeypatch):
