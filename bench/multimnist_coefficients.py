@@ -10,10 +10,15 @@ capsules is computed with
 - "uniform": 1 / 10 each, which is one iteration
 - "random": a softmax of normal random numbers with the standard deviation of the network's own
   logits, drawn anew for every pair
-- "another pair": the network's own coefficients of the next test pair
+- "shuffled": the network's own, of which each primary capsule's ten are given to digits at random
+- "mean": the mean of the network's own over training pairs, the same for every test pair
+- "another pair": the network's own coefficients of the next test pair that has neither digit
 - "5 iterations", "10 iterations": the network's own after more iterations
 
-and the exact match and the reconstruction error of each are printed (Paik et al. 2019).
+and the exact match and the reconstruction error of each are printed (Paik et al. 2019). Few primary
+capsules of a trained network have coefficients that differ much, and normal logits of the same
+standard deviation give no capsule such ones: the share of primary capsules that give one digit more
+than a fifth, twice the uniform part, is printed, too. "shuffled" keeps it.
 """
 
 import sys
@@ -28,6 +33,7 @@ from lab.messages import InputError, Progress, run_cli
 import numpy as np
 
 MORE_ITERATIONS = 5, 10
+LARGE = 0.2  # of a coefficient, with ten digit capsules
 RANDOM_KEY = 2  # of the generator of random logits; 0 and 1 are those of pairs
 
 
@@ -62,6 +68,29 @@ def random_coefficients(shape, deviation, rng):
     return capsnet.softmax_forward(logits)
 
 
+def shuffled(c, rng):
+    """Return coupling coefficients, (N, J, I), of which those of each pair and primary capsule are
+    given to the digit capsules in a random order."""
+    return rng.permuted(c, axis=1)
+
+
+def strangers(labels):
+    """Return for each pair of a batch the row of the next one, after the last one the first, that
+    has neither of its digits, (N,); of the next one if all share a digit. labels: (N, 2)."""
+    N = len(labels)
+    found = np.zeros(N, int)
+    for n in range(N):
+        following = (n + np.arange(1, N + 1)) % N
+        shares_a_digit = np.isin(labels[following], labels[n]).any(1)
+        found[n] = following[np.argmin(shares_a_digit)]
+    return found
+
+
+def share_of_large(c):
+    """Return the share of pairs and primary capsules whose largest coefficient is above LARGE"""
+    return float((c.max(1) > LARGE).mean())
+
+
 def outputs_with(weights, u_hat, c, labels):
     """Return the lengths of the digit capsules, (N, J), and the reconstructions of the labels'
     capsules, (N, 2, 36, 36), with given coupling coefficients, (N, J, I). u_hat: (N, J, I, D).
@@ -91,53 +120,64 @@ def deviation_of_logits(weights, chunks, config, workers):
     return float(np.sqrt(np.average(variances, weights=sizes)))
 
 
-def measure(weights, chunks, config, rng_of_chunk, deviation, workers):
-    """Return {name of the coefficients: {"n", "hits", "exact_match", "recon_mse"}}.
+def mean_coefficients(weights, chunk, config, workers):
+    """Return the mean coupling coefficients after a network's last iteration over a chunk of pairs,
+    float32 (J, I)."""
+
+    def total(batch):
+        c = routed(votes(weights, batch["images"], config), config.routing_iters)
+        return c.sum(0, dtype=float)
+
+    sums = sum(workers.map(total, shards(chunk)))
+    return (sums / len(chunk["labels"])).astype(np.float32)
+
+
+def measure(weights, chunks, config, rng_of_chunk, deviation, mean, workers):
+    """Return {name of the coefficients: {"n", "hits", "exact_match", "recon_mse", "large"}}.
 
     chunks: dicts of pairs, as of stream_pairs. rng_of_chunk(k): the generator of the k-th
-    chunk's random coefficients. deviation: of deviation_of_logits."""
-    hits, square, n = {}, {}, 0
+    chunk's random coefficients. deviation: of deviation_of_logits. mean: of mean_coefficients."""
+    sums, n = {}, 0
     for k, chunk in enumerate(chunks):
         batches = shards(chunk)
         generators = rng_of_chunk(k).spawn(
             len(batches)
         )  # one for each, whatever the number of threads
 
-        def one(job, batches=batches, generators=generators):
-            number, batch = job
-            following = batches[(number + 1) % len(batches)]
-            return compare(weights, batch, following, config, deviation, generators[number])
+        def one(job):
+            batch, generator = job
+            return compare(weights, batch, config, deviation, mean, generator)
 
-        for found in workers.map(one, enumerate(batches)):
-            for name, (n_hits, error) in found.items():
-                hits[name] = hits.get(name, 0) + n_hits
-                square[name] = square.get(name, 0) + error
+        for found in workers.map(one, zip(batches, generators)):
+            for name, values in found.items():
+                sums[name] = sums.get(name, 0) + np.array(values)
         n += len(chunk["labels"])
     n_pixels = 2 * capsnet.CANVAS**2
     return {
         name: {
             "n": n,
-            "hits": hits[name],
-            "exact_match": hits[name] / n,
-            "recon_mse": square[name] / (n * n_pixels),
+            "hits": int(hits),
+            "exact_match": hits / n,
+            "recon_mse": square / (n * n_pixels),
+            "large": large / n,
         }
-        for name in hits
+        for name, (hits, square, large) in sums.items()
     }
 
 
-def compare(weights, batch, following, config, deviation, rng):
-    """Return {name of the coefficients: (number of exact matches, summed squared error)} of one
-    batch of pairs. following: the batch after it, whose first pair is the next one of this
-    batch's last."""
+def compare(weights, batch, config, deviation, mean, rng):
+    """Return {name of the coefficients: (number of exact matches, summed squared error, summed
+    share of large coefficients)} of one batch of pairs."""
     u_hat = votes(weights, batch["images"], config)
     N, J, I, _ = u_hat.shape
     own = routed(u_hat, config.routing_iters)
-    first_of_next = routed(votes(weights, following["images"][:1], config), config.routing_iters)
     coefficients = {
         "trained": own,
         "uniform": routed(u_hat, 1),
         "random": random_coefficients((N, J, I), deviation, rng),
-        "another pair": np.concatenate([own[1:], first_of_next]),
+        "shuffled": shuffled(own, rng),
+        "mean": np.broadcast_to(mean, (N, J, I)),
+        "another pair": own[strangers(batch["labels"])],
     }
     for n_iters in MORE_ITERATIONS:
         coefficients[f"{n_iters} iterations"] = routed(u_hat, n_iters)
@@ -145,10 +185,8 @@ def compare(weights, batch, following, config, deviation, rng):
     for name, c in coefficients.items():
         lengths, recon = outputs_with(weights, u_hat, c, batch["labels"])
         is_hit = capsnet.exact_match(capsnet.top_two(lengths), batch["labels"])
-        found[name] = (
-            int(is_hit.sum()),
-            float(np.square(recon - batch["sources"], dtype=float).sum()),
-        )
+        square = np.square(recon - batch["sources"], dtype=float).sum()
+        found[name] = (is_hit.sum(), square, N * share_of_large(c))
     return found
 
 
@@ -174,7 +212,11 @@ def main():
 
     with capsnet.worker_threads(config) as workers:
         deviation = deviation_of_logits(network.params, test_pairs(), config, workers)
-        found = measure(network.params, test_pairs(), config, rng_of_chunk, deviation, workers)
+        training_pairs = next(capsnet.epoch_samples(network.data, config.n_epochs, config))
+        mean = mean_coefficients(network.params, training_pairs, config, workers)
+        found = measure(
+            network.params, test_pairs(), config, rng_of_chunk, deviation, mean, workers
+        )
         usual = capsnet.evaluate_test(network.params, network.data, config, workers)
     say, source = Progress(config.quiet or args.out_json == "-").say, network.data["source"]
     say(
@@ -182,8 +224,10 @@ def main():
         f"standard deviation of the logits {deviation:.3f}"
     )
     for name, metrics in found.items():
-        accuracy, error = metrics["exact_match"], metrics["recon_mse"]
-        say(f"  {name:13}  exact match {accuracy:.4f}  reconstruction MSE {error:.4f}")
+        say(
+            f"  {name:13}  exact match {metrics['exact_match']:.4f}  reconstruction MSE "
+            f"{metrics['recon_mse']:.4f}  largest above {LARGE}: {100 * metrics['large']:.1f}%"
+        )
     if args.out_json:
         _, state = capsnet.load(args.load)
         write_json(

@@ -49,8 +49,9 @@ def test_the_networks_own_coefficients_are_those_of_the_script(trained):
     data, state = trained
     weights = mc.weights_of(state)
     with mc.worker_threads(CONFIG) as workers:
+        mean = np.full((10, 1), 0.1, np.float32)
         found = replaced.measure(
-            weights, test_pairs(data), CONFIG, np.random.default_rng, 1.0, workers
+            weights, test_pairs(data), CONFIG, np.random.default_rng, 1.0, mean, workers
         )
         for name, n_iters in (
             ("trained", 3),
@@ -63,8 +64,12 @@ def test_the_networks_own_coefficients_are_those_of_the_script(trained):
             assert found[name]["hits"] == usual["hits"] and found[name]["n"] == 40
             assert found[name]["exact_match"] == usual["exact_match"]
             assert found[name]["recon_mse"] == pytest.approx(usual["recon_mse"], rel=1e-4)
+    assert found.pop("mean")["recon_mse"] == pytest.approx(found["uniform"]["recon_mse"])
     errors = [metrics["recon_mse"] for metrics in found.values()]
-    assert len(set(errors)) == len(errors) == 6  # each of them changes something
+    assert len(set(errors)) == len(errors) == 7  # each of them changes something
+    assert found["trained"]["large"] > 0
+    assert found["shuffled"]["large"] == pytest.approx(found["trained"]["large"])
+    assert found["uniform"]["large"] == 0
 
 
 def test_random_coefficients_are_a_softmax_over_digit_capsules_with_the_given_deviation():
@@ -102,13 +107,48 @@ def test_the_deviation_is_that_of_the_networks_own_logits(trained):
     assert found > 0.1
 
 
-def test_each_pair_gets_the_coefficients_of_the_next_one(trained, monkeypatch):
-    """Also across batches, and the last pair those of the first"""
+def test_the_mean_is_that_of_all_pairs(trained):
+    data, state = trained
+    weights = mc.weights_of(state)
+    (pairs,) = test_pairs(data)
+    with mc.worker_threads(CONFIG) as workers:
+        found = replaced.mean_coefficients(weights, pairs, CONFIG, workers)
+    images = mc.to_batch(pairs, slice(None))["images"]
+    own = replaced.routed(replaced.votes(weights, images, CONFIG), 3)
+    assert found.shape == own.shape[1:] and found.dtype == np.float32
+    np.testing.assert_allclose(found, own.mean(0), rtol=1e-3)
+    np.testing.assert_allclose(found.sum(0), 1, rtol=1e-5)
+
+
+def test_shuffled_coefficients_are_those_of_the_same_primary_capsule_in_another_order():
+    rng = np.random.default_rng(0)
+    c = replaced.random_coefficients((3, 10, 40), 1.0, rng)
+    found = replaced.shuffled(c, rng)
+    np.testing.assert_array_equal(np.sort(found, axis=1), np.sort(c, axis=1))
+    assert (found != c).mean() == pytest.approx(0.9, abs=0.05)
+    assert not np.array_equal(np.argsort(found[0, :, 0]), np.argsort(found[0, :, 1]))
+
+
+def test_the_next_pair_without_a_common_digit_by_hand():
+    """Of the first, the third: the second has its 2. Of the last one, from the beginning"""
+    labels = np.array([[1, 2], [2, 3], [4, 5], [5, 1]])
+    assert replaced.strangers(labels).tolist() == [2, 2, 0, 1]
+    assert replaced.strangers(np.array([[1, 2], [1, 3], [1, 4]])).tolist() == [1, 2, 0]
+    assert replaced.strangers(np.array([[1, 2]])).tolist() == [0]
+
+
+def test_the_share_of_large_coefficients_by_hand():
+    c = np.array([[0.1, 0.3], [0.8, 0.1], [0.05, 0.1]]).T[None]  # (1, 2, 3)
+    assert replaced.share_of_large(c) == pytest.approx(2 / 3)
+
+
+def test_each_pair_gets_the_coefficients_that_it_should(trained, monkeypatch):
     data, state = trained
     weights = mc.weights_of(state)
     (pairs,) = test_pairs(data)
     images = mc.to_batch(pairs, slice(None))["images"]
     own = replaced.routed(replaced.votes(weights, images, CONFIG), 3)
+    mean = own.mean(0)
     given = []
     usual = replaced.outputs_with
 
@@ -118,13 +158,18 @@ def test_each_pair_gets_the_coefficients_of_the_next_one(trained, monkeypatch):
 
     monkeypatch.setattr(replaced, "outputs_with", outputs_with)
     with mc.worker_threads(CONFIG) as workers:
-        replaced.measure(weights, [pairs], CONFIG, np.random.default_rng, 1.0, workers)
-    names = "trained", "uniform", "random", "another pair"
-    of = {name: np.concatenate(given[k::6]) for k, name in enumerate(names)}
+        replaced.measure(weights, [pairs], CONFIG, np.random.default_rng, 1.0, mean, workers)
+    names = "trained", "uniform", "random", "shuffled", "mean", "another pair"
+    of = {name: np.concatenate(given[k::8]) for k, name in enumerate(names)}
     np.testing.assert_allclose(of["trained"], own, rtol=1e-3, atol=1e-6)
-    np.testing.assert_allclose(of["another pair"], np.roll(own, -1, axis=0), rtol=1e-3, atol=1e-6)
+    shards = [slice(0, 16), slice(16, 32), slice(32, 40)]
+    others = [own[rows][replaced.strangers(pairs["labels"][rows])] for rows in shards]
+    np.testing.assert_allclose(of["another pair"], np.concatenate(others), rtol=1e-3, atol=1e-6)
     assert (of["uniform"] == np.float32(0.1)).all()
-    assert not np.allclose(of["random"][0], of["random"][1])  # drawn anew for every pair
+    assert (of["mean"] == mean).all()
+    np.testing.assert_allclose(np.sort(of["shuffled"], 1), np.sort(own, 1), rtol=1e-3, atol=1e-6)
+    for drawn in of["random"], of["shuffled"]:
+        assert not np.allclose(drawn[0], drawn[1])  # anew for every pair
 
 
 def test_the_weighted_sum_by_hand():
@@ -157,6 +202,8 @@ def test_the_command(trained, tmp_path, monkeypatch, capsys):
         "trained",
         "uniform",
         "random",
+        "shuffled",
+        "mean",
         "another pair",
         "5 iterations",
         "10 iterations",

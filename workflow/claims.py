@@ -161,6 +161,7 @@ def attacked(experiment, data, capsules, cnn):
 
 WORDS_OF_COEFFICIENTS = {
     "uniform": "uniform coefficients", "random": "random coefficients",
+    "shuffled": "its own coefficients, shuffled over the digits", "mean": "the mean of its own over training pairs",
     "another-pair": "the coefficients of another pair", "5-iterations": "5 iterations",
     "10-iterations": "10 iterations"}
 SIZE = "matrix-capsnet-paper"      # of the paper's small network
@@ -439,6 +440,8 @@ CLAIMS = (
         measures=(
             *replaced("uniform", "uniform"),
             *replaced("random", "random"),
+            *replaced("shuffled", "shuffled"),
+            *replaced("mean", "mean"),
             *replaced("another-pair", "another pair"),
             *replaced("5-iterations", "5 iterations"),
             *replaced("10-iterations", "10 iterations"),
