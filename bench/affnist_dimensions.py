@@ -13,10 +13,13 @@ own slant, size and thickness, which differ between writers, are not known, so t
 factors cannot be 1.
 
 Baselines, by the same regression: the center of mass of the ink; that, the second moments of the
-ink, and its sum; and the capsules of the same network before its training.
+ink, and its sum; the first 16 principal components of the pixels, for each class; the capsules of
+the same network before its training; and 16 random numbers, whose R^2 is that of no information.
 
 The same is measured once more with all digits at the center of the canvas, where no position has to
-be told from a shape.
+be told from a shape. There each digit is drawn twice, and a map is fitted from the difference of
+the two capsules to the difference of the factors, too: what differs between writers is the same in
+both, and does not limit R^2 of these differences.
 """
 
 import sys
@@ -32,7 +35,9 @@ import numpy as np
 
 FACTORS = "x", "y", "rotation", "shear", "scale_x", "scale_y", "thickness"
 MOST_THICKNESS = 0.5  # share of an erosion or a dilation by 1 px on each side of a stroke
-RANDOM_KEY = 9  # of the generator of these digits; smaller ones are the probes'
+RANDOM_KEYS = 9, 11  # of the generators of the two drawings; smaller ones are the probes'
+NOISE_KEY = 12  # of the generator of random numbers
+N_COMPONENTS = 16  # of the pixels, as many as a capsule has numbers
 N_STATISTICS = 800  # training digits for the normalizations of an untrained network
 
 
@@ -74,14 +79,15 @@ def draw(images, side, rng, is_centered=False):
     return canvases, np.stack([drawn[name] for name in FACTORS], axis=1)
 
 
-def draw_all(data, config, is_centered=False):
+def draw_all(data, config, is_centered=False, key=RANDOM_KEYS[0]):
     """Return the test digits of load_data's dict, drawn anew: samples, a dict of images (n,
-    side, side) uint8 and labels (n,); and factors, (n, 7). is_centered: see draw."""
+    side, side) uint8 and labels (n,); and factors, (n, 7). is_centered: see draw. key: of the
+    generator."""
     images, labels = data["test"]
     n = min(config.n_test or len(labels), len(labels))
     canvases, factors = [], []
     for k, start in enumerate(range(0, n, affnist.CHUNK)):
-        rng = affnist.rng_for(config.seed, affnist.EVALUATION, RANDOM_KEY, k)
+        rng = affnist.rng_for(config.seed, affnist.EVALUATION, key, k)
         part = images[start : min(start + affnist.CHUNK, n)]
         part_canvases, part_factors = draw(part, affnist.SIDES[config.task], rng, is_centered)
         canvases.append(part_canvases)
@@ -139,38 +145,99 @@ def untrained_weights(data, config):
     return affnist.weights_of(state)
 
 
-def measure(network, workers, is_centered=False):
-    """Return R^2 of every factor, {"trained", "untrained", "center", "moments": {factor: R^2}},
-    and the accuracy. network: lab.networks.Network. At the center positions hardly vary, and are
-    left out."""
-    samples, factors = draw_all(network.data, network.config, is_centered)
-    names = FACTORS
-    if is_centered:
-        names, factors = FACTORS[2:], factors[:, 2:]
-    capsules, accuracy = true_capsules(network.params, samples, network.config, workers)
-    untrained, _ = true_capsules(
-        untrained_weights(network.data, network.trained), samples, network.config, workers
-    )
+def principal_axes(samples):
+    """Return for each class the mean and the first N_COMPONENTS principal axes of its pixels,
+    {label: (mean (P,), axes (N_COMPONENTS, P))}, of the digits to which r_squared fits a map."""
+    found = {}
+    for label in np.unique(samples["labels"]):
+        own = samples["images"][samples["labels"] == label][::2]
+        pixels = own.reshape(len(own), -1).astype(float)
+        mean = pixels.mean(0)
+        _, _, axes = np.linalg.svd(pixels - mean, full_matrices=False)
+        found[label] = mean, axes[:N_COMPONENTS]
+    return found
+
+
+def components(samples, axes):
+    """Return each digit's coordinates along its class's principal axes, (n, N_COMPONENTS)."""
+    n_axes = min(len(of_class) for _, of_class in axes.values())
+    found = np.zeros((len(samples["labels"]), n_axes))
+    for label, (mean, of_class) in axes.items():
+        own = samples["labels"] == label
+        pixels = samples["images"][own].reshape(own.sum(), -1)
+        found[own] = (pixels - mean) @ of_class[:n_axes].T
+    return found
+
+
+def inputs_of(network, untrained, samples, axes, key, workers):
+    """Return what factors are read from, {name: (n, D)}, and the accuracy of the trained network.
+
+    network: lab.networks.Network. untrained: weights before its training. axes: of
+    principal_axes. key: of the drawing."""
+    config = network.config
+    capsules, accuracy = true_capsules(network.params, samples, config, workers)
+    before, _ = true_capsules(untrained, samples, config, workers)
     of_ink = moments(samples["images"])
-    inputs = {
+    rng = affnist.rng_for(config.seed, affnist.EVALUATION, NOISE_KEY, key)
+    found = {
         "trained": capsules,
-        "untrained": untrained,
+        "untrained": before,
         "center": of_ink[:, :2],
         "moments": of_ink,
-    }
-    found = {
-        name: dict(zip(names, r_squared(x, factors, samples["labels"]).tolist()))
-        for name, x in inputs.items()
+        "components": components(samples, axes),
+        "random": rng.standard_normal(capsules.shape),
     }
     return found, accuracy
 
 
-def print_r_squared(say, where, accuracy, found):
-    """Print what measure returns. where: the digits' positions in words."""
-    say(f"  digits {where}, {100 * accuracy:.1f}% correctly classified")
+def r_squared_of_each(inputs, factors, labels, names):
+    """Return {name of the inputs: {factor: R^2}}. factors: (n, len(names))"""
+    return {
+        name: dict(zip(names, r_squared(x, factors, labels).tolist())) for name, x in inputs.items()
+    }
+
+
+def measure(network, untrained, workers):
+    """Return {"dimensions": R^2 of each factor at any position, "dimensions_accuracy": accuracy}."""
+    key = RANDOM_KEYS[0]
+    samples, factors = draw_all(network.data, network.config, key=key)
+    axes = principal_axes(samples)
+    inputs, accuracy = inputs_of(network, untrained, samples, axes, key, workers)
+    return {
+        "dimensions": r_squared_of_each(inputs, factors, samples["labels"], FACTORS),
+        "dimensions_accuracy": accuracy,
+    }
+
+
+def measure_centered(network, untrained, workers):
+    """Return the same of digits at the center, "centered_dimensions" and its accuracy, and
+    "centered_differences", R^2 of the differences between two drawings of each digit. Positions
+    hardly vary, and are left out."""
+    names = FACTORS[2:]
+    drawings, axes = [], None
+    for key in RANDOM_KEYS:
+        samples, factors = draw_all(network.data, network.config, is_centered=True, key=key)
+        axes = axes or principal_axes(samples)  # those of the first drawing for both
+        inputs, accuracy = inputs_of(network, untrained, samples, axes, key, workers)
+        drawings.append((inputs, factors[:, 2:], accuracy))
+    (first, of_first, accuracy), (second, of_second, _) = drawings
+    labels = samples["labels"]
+    differences = {name: second[name] - first[name] for name in first}
+    return {
+        "centered_dimensions": r_squared_of_each(first, of_first, labels, names),
+        "centered_dimensions_accuracy": accuracy,
+        "centered_differences": r_squared_of_each(
+            differences, of_second - of_first, labels, names
+        ),
+    }
+
+
+def print_r_squared(say, heading, found):
+    """Print a heading and what r_squared_of_each returns."""
+    say(f"  {heading}")
     for name, of_factors in found.items():
         words = [f"{factor} {value:.3f}" for factor, value in of_factors.items()]
-        say(f"    {name:9}  " + "  ".join(words))
+        say(f"    {name:10}  " + "  ".join(words))
 
 
 def main():
@@ -183,26 +250,27 @@ def main():
         )
     check_writable(args.out_json)
     network = networks.make(affnist, args.load, loaded, config, affnist.load_data(config))
+    untrained = untrained_weights(network.data, network.trained)
     with affnist.worker_threads(config) as workers:
-        found, accuracy = measure(network, workers)
-        centered, centered_accuracy = measure(network, workers, is_centered=True)
+        found = measure(network, untrained, workers)
+        found |= measure_centered(network, untrained, workers)
     say = Progress(config.quiet or args.out_json == "-").say
     say(f"{config.model}, {affnist.data_name(network.data['source'], loaded.source)}; R^2")
-    print_r_squared(say, "at any position", accuracy, found)
-    print_r_squared(say, "at the center", centered_accuracy, centered)
+    right = 100 * found["dimensions_accuracy"]
+    centered_right = 100 * found["centered_dimensions_accuracy"]
+    for heading, key in (
+        (f"digits at any position, {right:.1f}% correctly classified", "dimensions"),
+        (f"digits at the center, {centered_right:.1f}%", "centered_dimensions"),
+        ("differences between two drawings of a digit at the center", "centered_differences"),
+    ):
+        print_r_squared(say, heading, found[key])
     if args.out_json:
         _, state = affnist.load(args.load)
         write_json(
             args.out_json,
             affnist.result_of(config, state, {"source": network.data["source"]}, {})
-            | {
-                "dimensions": found,
-                "dimensions_accuracy": accuracy,
-                "centered_dimensions": centered,
-                "centered_dimensions_accuracy": centered_accuracy,
-                "history": {},
-                "loaded": loaded.file,
-            },
+            | found
+            | {"history": {}, "loaded": loaded.file},
         )
 
 

@@ -131,22 +131,82 @@ def test_the_digits_of_a_seed_do_not_depend_on_the_model(trained):
     assert np.array_equal(few["labels"], samples["labels"][:7])
 
 
-def test_the_capsule_of_the_true_class_is_probed(trained, monkeypatch):
+@pytest.fixture
+def network_with_capsules(trained, monkeypatch):
+    """network_with_capsules(number) -> a Network whose true capsules have number(samples) as their
+    first entry, and noise elsewhere"""
+
+    def make(number):
+        data, _ = trained
+
+        def forward_shards(weights, samples, config, workers):
+            labels = samples["labels"]
+            v = np.random.default_rng(0).standard_normal((len(labels), 10, 16))
+            v[np.arange(len(labels)), labels, 0] = number(samples)
+            return {"v": v, "scores": np.eye(10)[labels]}
+
+        monkeypatch.setattr(ac, "forward_shards", forward_shards)
+        return dimensions.networks.Network("", CONFIG, CONFIG, {}, {}, data)
+
+    return make
+
+
+def test_the_capsule_of_the_true_class_is_probed(trained, network_with_capsules):
     """Capsules that hold x in the true class's first number and noise elsewhere"""
     data, _ = trained
     _, factors = dimensions.draw_all(data, CONFIG)
+    found = dimensions.measure(network_with_capsules(lambda samples: factors[:, 0]), {}, None)
+    of = found["dimensions"]
+    assert of["trained"]["x"] == pytest.approx(1) and of["trained"]["rotation"] < 0.1
+    assert of["center"]["x"] > 0.95 and of["moments"]["y"] > 0.95
+    assert of["random"]["x"] < 0.1
+    assert found["dimensions_accuracy"] == 1
 
-    def forward_shards(weights, samples, config, workers):
-        v = np.random.default_rng(0).standard_normal((len(factors), 10, 16))
-        v[np.arange(len(factors)), samples["labels"], 0] = factors[:, 0]
-        return {"v": v, "scores": np.eye(10)[samples["labels"]]}
 
-    monkeypatch.setattr(ac, "forward_shards", forward_shards)
-    network = dimensions.networks.Network("", CONFIG, CONFIG, {}, {}, data)
-    found, accuracy = dimensions.measure(network, None)
-    assert found["trained"]["x"] == pytest.approx(1) and found["trained"]["rotation"] < 0.1
-    assert found["center"]["x"] > 0.95 and found["moments"]["y"] > 0.95
-    assert accuracy == 1
+def test_differences_do_not_depend_on_what_is_the_same_in_both_drawings(
+    trained, network_with_capsules
+):
+    """Capsules that hold the rotation, plus a slant of each writer's own that is ten times as
+    large"""
+    data, _ = trained
+    own = 100 * np.random.default_rng(1).standard_normal(600)
+    rotations = [
+        dimensions.draw_all(data, CONFIG, True, key)[1][:, 2] for key in dimensions.RANDOM_KEYS
+    ]
+    assert not np.array_equal(*rotations)
+    calls = []
+
+    def number(samples):  # trained and untrained, of the first and of the second drawing
+        calls.append(samples)
+        return own[: len(rotations[0])] + rotations[(len(calls) - 1) // 2]
+
+    found = dimensions.measure_centered(network_with_capsules(number), {}, None)
+    assert len(calls) == 4
+    assert np.array_equal(calls[0]["labels"], calls[2]["labels"])
+    assert not np.array_equal(calls[0]["images"], calls[2]["images"])
+    assert found["centered_dimensions"]["trained"]["rotation"] < 0.2
+    assert found["centered_differences"]["trained"]["rotation"] == pytest.approx(1)
+    assert found["centered_differences"]["trained"]["thickness"] < 0.2
+
+
+def test_principal_components_by_hand():
+    """Of each class, pixels along one direction, with other lengths: the coordinate is the length
+    minus the mean of the digits that are fitted. Axes of one class are not those of another"""
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1], 100)
+    images = np.zeros((200, 2, 2), np.uint8)
+    lengths = rng.integers(0, 200, 200)
+    images[:100, 0, 0] = lengths[:100]
+    images[100:, 1, 1] = lengths[100:]
+    images[:, 0, 1] = 7  # the same everywhere
+    samples = {"images": images, "labels": labels}
+    axes = dimensions.principal_axes(samples)
+    found = dimensions.components(samples, axes)
+    for label in (0, 1):
+        own = labels == label
+        expected = lengths[own] - lengths[own][::2].mean()
+        np.testing.assert_allclose(np.abs(found[own, 0]), np.abs(expected), atol=1e-9)
+        np.testing.assert_allclose(found[own, 1:], 0, atol=1e-9)
 
 
 def test_the_command(trained, tmp_path, monkeypatch, capsys):
@@ -156,13 +216,20 @@ def test_the_command(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", words.split())
     dimensions.main()
     found = json.loads((tmp_path / "r.json").read_text("utf-8"))
-    assert set(found["dimensions"]) == {"trained", "untrained", "center", "moments"}
+    assert set(found["dimensions"]) == {
+        "trained",
+        "untrained",
+        "center",
+        "moments",
+        "components",
+        "random",
+    }
     assert all(tuple(one) == dimensions.FACTORS for one in found["dimensions"].values())
     assert found["dimensions"]["untrained"] != found["dimensions"]["trained"]
     assert found["loaded"]["file"] == "w.npz" and 0 <= found["dimensions_accuracy"] <= 1
-    assert "  untrained  x " in capsys.readouterr().out
-    centered = found["centered_dimensions"]
-    assert all(tuple(one) == dimensions.FACTORS[2:] for one in centered.values())
+    assert "  untrained   x " in capsys.readouterr().out
+    for key in "centered_dimensions", "centered_differences":
+        assert all(tuple(one) == dimensions.FACTORS[2:] for one in found[key].values())
     for config in (
         ac.Config(model="cnn-gap", conv1_channels=4),
         ac.Config(task="mnist", conv1_channels=4),

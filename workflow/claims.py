@@ -108,11 +108,12 @@ def background(name, label, setting, layer, when="after"):
 
 def r_squared(factor, words, table="dimensions"):
     """Return the measures of one factor: R² from capsules minus that from vectors. table:
-    "dimensions", or "centered_dimensions" of digits at the center"""
+    "dimensions", or "centered_differences" of two drawings of each digit at the center"""
     key = f"{table}.trained.{factor}"
     name = factor.replace("_", "-")
-    if table == "centered_dimensions":
-        name += "-centered"
+    if table == "centered_differences":
+        name += "-differences"
+        words = f"two drawings at the center, {words}"
     return tuple(
         pair(f"{model}-{name}", f"R², {words}: {model} minus vector-gap", "affnist",
              f"dimensions/{model}", "dimensions/vector-gap", key, "2 digits")
@@ -160,9 +161,12 @@ def attacked(experiment, data, capsules, cnn):
 
 
 WORDS_OF_COEFFICIENTS = {
-    "uniform": "uniform coefficients", "random": "random coefficients",
-    "shuffled": "its own coefficients, shuffled over the digits", "mean": "the mean of its own over training pairs",
-    "another-pair": "the coefficients of another pair", "5-iterations": "5 iterations",
+    "uniform": "uniform coefficients",
+    "random": "random coefficients",
+    "shuffled": "its own coefficients, shuffled over the digits",
+    "mean": "the mean of its own over training pairs",
+    "another-pair": "the coefficients of another pair",
+    "5-iterations": "5 iterations",
     "10-iterations": "10 iterations"}
 SIZE = "matrix-capsnet-paper"      # of the paper's small network
 THREE_SETS = "toys2-azimuth+toys3-azimuth+toys4-azimuth"
@@ -950,9 +954,11 @@ CLAIMS = (
             *r_squared("scale_x", "scale x"),
             *r_squared("scale_y", "scale y"),
             *r_squared("thickness", "stroke thickness"),
-            *r_squared("rotation", "centered digits, rotation", "centered_dimensions"),
-            *r_squared("scale_y", "centered digits, scale y", "centered_dimensions"),
-            *r_squared("thickness", "centered digits, stroke thickness", "centered_dimensions"),
+            *r_squared("rotation", "rotation", "centered_differences"),
+            *r_squared("shear", "shear", "centered_differences"),
+            *r_squared("scale_x", "scale x", "centered_differences"),
+            *r_squared("scale_y", "scale y", "centered_differences"),
+            *r_squared("thickness", "stroke thickness", "centered_differences"),
         ),
     ),
     Claim(
