@@ -339,8 +339,8 @@ CAPTIONS = {                       # of each table, in the results log
     (AFF, "nearest"): "Nearest neighbor in pixels.",
     (AFF, "trained-again"): "Networks of backbone and equal-training (small-), trained again to be measured.",
     (AFF, "dimensions"): "R\u00b2 of a linear regression from the true class's capsule to what was drawn.",
-    (AFF, "attacks"): "Sign attacks (FGSM, BIM, PGD) on translated digits. Robustness: mean accuracy over eight epsilons, "
-    "divided by the accuracy without attack; 1: no attack disturbs.",
+    (AFF, "attacks"): "Sign attacks (FGSM, BIM, PGD) on translated digits. Robustness: mean accuracy over eight "
+    "epsilons, divided by the accuracy without attack; 1: no attack disturbs.",
     (AFF, "weights"): "The pretrained networks, evaluated from their files. For -recomputed, the statistics of batch "
     "normalization were recomputed.",
     (AFF, "probes"): "Trained networks on sign attacks (FGSM), rotated digits and images of no digit; linear probes.",
