@@ -520,12 +520,14 @@ def claim_table(results, name):
 
 
 def others_table(results, name):
-    """Return the table of a claim's measures that are no tests"""
+    """Return the table of a claim's measures that are no tests; one line if none of them has been run"""
     rows = []
     for _, label, mark in claims.BY_NAME[name].measures:
         experiment, first, other, key, styles = asked(mark)
         number = drawn(results, experiment, first, other, key, styles)
         rows.append([label, number, len(results.samples(experiment, first, other, key))])
+    if rows and all(n == 0 for _, _, n in rows):
+        return f"*None of {len(rows)} comparisons has been run yet ([plan](../../results/plans.md)).*"
     return markdown(["comparison", "result", "n"], rows)
 
 

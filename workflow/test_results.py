@@ -302,6 +302,12 @@ def test_an_arm_that_is_ahead_and_was_tuned_more_is_named_as_the_reason(monkeypa
     assert render.verdict_cell(None, "em-routing") == said
 
 
+def test_a_finding_without_any_result_is_one_line_in_place_of_its_table():
+    assert len(claims.BY_NAME["shapes"].measures) == 3
+    said = render.others_table(render.Results(None, {}), "shapes")
+    assert said == "*None of 3 comparisons has been run yet ([plan](../../results/plans.md)).*"
+
+
 def test_a_measure_is_found_by_its_name_and_has_the_marks_styles_if_it_gives_some():
     default = (MULTI, "main/deep", "control/iters-1", "test_exact_match")
     assert render.measure("multimnist-routing default-network") == (*default, ["points"])
