@@ -63,13 +63,13 @@ HISTORY = {
         "main/paper-protocol-long": History(
             (0,), 6,
             "P 3801379 (0; 80 epochs), 055d9ee (32 epochs) < R e944b37 (0). P 0c862b3 (0-2), "
-            "after 0 < R 60f313e (1), 41d66bd (2). Seed 3: P ee167b6, no result yet",
+            "after 0 < R 60f313e (1), 41d66bd (2). Seed 3: P ee167b6 < R 19726a0",
             "0 of its own: those of residual (6) (plans.md ee167b6 'Six were tried', validation"
             " pairs of short runs; 28b2ca7)"),
         "weights/paper-protocol-long-recomputed": History(
             (1, 2, 3), 6,
             "e944b37 (seed 0 tested) < P 0a0e695 (0) < R d47138d (0). P 0c862b3 (0-2) < R "
-            "60f313e (1), 41d66bd (2)",
+            "60f313e (1), 41d66bd (2). P ee167b6 (3) < R 19726a0",
             "as main/paper-protocol-long"),
         "weights/cnn-paper-protocol-long-recomputed": History(
             (1, 2, 3), 4,
