@@ -38,6 +38,7 @@ from lab.messages import InputError, Parser, Progress, run_cli
 
 import numpy as np
 
+# at most nine, so that the number that an image withstands is one digit in the results
 EPSILONS = 0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4
 N_STEPS = 10  # of BIM and PGD
 DIGITS, TOYS = "affnist_capsnet", "smallnorb_novel_viewpoint"

@@ -239,10 +239,14 @@ def attacks(experiment, setting, models, flags, minutes):
     same models of the next seed, of the last seed those of the first"""
     again = f"{experiment}/trained-again"
     places = " {run}" * len(models)
-    command = f"python3 bench/attacks.py{flags} --load{places} --sources{places} --threads 1 --quiet"
-    return [measured(experiment, "attacks", setting, seed, command, minutes,
-                     *(f"{again}/{name}-{seed}" for name in models),
-                     *(f"{again}/{name}-{(seed + 1) % len(SEEDS)}" for name in models)) for seed in SEEDS]
+    command = (f"python3 bench/attacks.py{flags} --load{places} --sources{places} "
+               "--threads 1 --quiet")
+    found = []
+    for seed in SEEDS:
+        following = (seed + 1) % len(SEEDS)
+        runs_before = [f"{again}/{name}-{one}" for one in (seed, following) for name in models]
+        found.append(measured(experiment, "attacks", setting, seed, command, minutes, *runs_before))
+    return found
 
 
 MEASUREMENTS = [                   # on trained networks, and baselines that are not trained
