@@ -73,9 +73,13 @@ HISTORY = {
             "as main/paper-protocol-long"),
         "weights/cnn-paper-protocol-long-recomputed": History(
             (1, 2, 3), 4,
-            "P ddccb0d (0), 0c862b3 (0-2) < R 60f313e (0), 01cbad4 (1), 141e67e (2)",
-            "4 (CNN with GAP, harder pairs, 150,000 pairs); 2 more planned (28b2ca7, 0a177c0; "
-            "0810d84; plans.md ee167b6)"),
+            "P ddccb0d (0), 0c862b3 (0-2) < R 60f313e (0), 01cbad4 (1), 141e67e (2). P ee167b6 (3) < "
+            "R b2c6d27",
+            "4 (CNN with GAP, harder pairs, 150,000 pairs) (28b2ca7, 0a177c0; 0810d84)"),
+        "weights/cnn-paper-protocol-long-tuned-recomputed": History(
+            (1, 2, 3), 6,
+            "P ee167b6 (1-3, if another setting is better); no result",
+            "6: the 4 of cnn-paper-protocol-long and 2 more (plans.md ee167b6, 2d02c11)"),
         "weights/paper-protocol-long-iters-1-recomputed": History(
             (1, 2, 3), 0,
             "P 0c862b3 (0-2) < R c1c8087 (0), 87d7fd0 (1), 85b3f7f (2)",

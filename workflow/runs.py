@@ -102,8 +102,11 @@ TRAINED_AGAIN = (                  # experiment, setting, flags, minutes: weight
     *((NORB, name, f"{PAPER[name][0]} --split azimuth", PAPER[name][1])
       for name in ("matrix-capsnet", "cnn")),
     (NORB, "cnn-gap", "--model cnn-gap --split azimuth", 2))
-LONG_RUNS = (("main", "paper-protocol-long", ""), ("control", "cnn-paper-protocol-long", CNN_GAP_HEAD),
-             ("control", "paper-protocol-long-iters-1", "--routing-iters 1"))
+LONG_RUNS = (                      # table, setting, flags, seeds
+    ("main", "paper-protocol-long", "", range(4)),
+    ("control", "cnn-paper-protocol-long", CNN_GAP_HEAD, range(4)),
+    ("control", "paper-protocol-long-iters-1", "--routing-iters 1", range(4)),
+    ("control", "cnn-paper-protocol-long-tuned", f"{CNN_GAP_HEAD} --lr 0.006 --muon 0.012", range(1, 4)))
 COLORED = "runs/colored-digits"    # MNIST's digits in color, made by bench/colored_digits.py
 QUICK_COLORED = "runs/quick/colored-digits"
 GAP = "--train-azimuths 0:60"      # for accuracy by distance to the nearest training azimuth
@@ -179,8 +182,8 @@ RUNS = (                           # experiment, table, setting, flags, seeds, m
      range(5), 4),
     (AFF, "mnist", "capsnet-paper", "--task mnist --model capsnet --preset paper --n-train 55000 --n-epochs 15",
      range(3), 300),
-    *((MULTI, table, name, f"{RESIDUAL} {flags} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000", range(4),
-       180) for table, name, flags in LONG_RUNS),
+    *((MULTI, table, name, f"{RESIDUAL} {flags} --n-epochs 32 {PAPER_PROTOCOL} --n-train 60000 --n-val 5000", seeds,
+       180) for table, name, flags, seeds in LONG_RUNS),
     *((NORB, "shapes", model, f"--data shapes --model {model}", range(10), 0.3) for model in SHAPES_MODELS),
     *((NORB, "gap-shapes", model, f"--data shapes --model {model} {GAP_SHAPES}", range(10), 0.3)
       for model in SHAPES_MODELS),
@@ -259,8 +262,8 @@ MEASUREMENTS = [                   # on trained networks, and baselines that are
       for experiment, name, path, seed, *after in (
         (MULTI, "residual", PRETRAINED, 0), (MULTI, "paper-protocol-long", LONG_RUN, 0),
         *((AFF, name, f"weights/affnist_{name}.npz", 0) for name in ("capsnet-shared", "cnn-gap")),
-        *((MULTI, name, "{run}", seed, f"{MULTI}/{table}/{name}-{seed}") for table, name, _ in LONG_RUNS
-          for seed in range(4) if (name, seed) != ("paper-protocol-long", 0)))),
+        *((MULTI, name, "{run}", seed, f"{MULTI}/{table}/{name}-{seed}") for table, name, _, seeds in LONG_RUNS
+          for seed in seeds if (name, seed) != ("paper-protocol-long", 0)))),
     *uniform(MULTI, "main", "deep", range(10)), *uniform(MULTI, "half-digit", "iters-3", range(10)),
     *uniform(AFF, "backbone", "capsnet", range(5)),
     *uniform(AFF, "equal-training", "capsnet", range(5)),
