@@ -4,9 +4,8 @@ Of each published setting that enters a test of a claim (workflow/claims.py):
 
 seeds      those that were planned in a commit before the first result of this setting was seen.
            Seeds that a later plan added, after results had been seen, are not among them. Where the
-           first plan had fewer than three seeds, or the evaluation was chosen after its results, a
-           later plan may take its place: it names at least three seeds, and none whose result had
-           been seen with the evaluation that it names, in the arm that had been tested
+           first plan left fewer than three seeds, since it had no more or since the evaluation was
+           chosen after a result, a later plan may add new ones until there are three
            (results/plans.md says it of MNIST and of the long runs on the paper's pairs).
 tried      how many hyperparameter configurations were tried for this network before its setting
            was fixed; None if that was not recorded. Settings that were chosen for the other arm

@@ -363,7 +363,7 @@ CAPTIONS = {                       # of each table, in the results log
     (MULTI, "half-digit-uniform"): "Trained with routing, tested with uniform coupling coefficients.",
     (MULTI, "weights"): "The pretrained network (residual), evaluated from its file. It was trained on pairs that "
     "overlap more; one row tests it on the paper's pairs. For -recomputed, the statistics of batch normalization were "
-    "recomputed, of this network or of one that was trained on 1.92 million pairs. Seeds 1 and 2, the CNN and one "
+    "recomputed, of this network or of one that was trained on 1.92 million pairs. Seeds 1 to 3, the CNN and one "
     "iteration were planned after seed 0 had been looked at, to be evaluated by recomputed statistics.",
     (MULTI, "iterations"): "The default network (iters-3, as main/deep) and with more iterations.",
     (MULTI, "coefficients"): "iters-3 of iterations, tested with other coupling coefficients.",
