@@ -81,7 +81,8 @@ HISTORY = {
             "6: the 4 of cnn-paper-protocol-long and 2 more (plans.md ee167b6, 2d02c11)"),
         "weights/paper-protocol-long-iters-1-recomputed": History(
             (1, 2, 3), 0,
-            "P 0c862b3 (0-2) < R c1c8087 (0), 87d7fd0 (1), 85b3f7f (2)",
+            "P 0c862b3 (0-2) < R c1c8087 (0), 87d7fd0 (1), 85b3f7f (2). P ee167b6 (3) < R "
+            "1d30eb0",
             "0 (main/residual's)"),
         "control/iters-1": History(
             (0, 1, 2), 0,
