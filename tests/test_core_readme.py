@@ -23,8 +23,8 @@ NUMBERS = [                        # a phrase, with {} for its number; what the 
     ("on affine digits at the center of the canvas ({} points against max pooling)",
      "claim: affnist-centered matched-vs-max-pooling"),
     ("[capsules see half of a digit's height and width](docs/reference/claims.md#multimnist-routing) "
-     "({} points; ", "claim: multimnist-routing half-digit"),
-    (" points; {} after five times as many pairs)", "claim: multimnist-routing half-digit-long")]
+     "({} points", "claim: multimnist-routing half-digit"),
+    ("; {} after five times as many pairs)", "claim: multimnist-routing half-digit-long")]
 SPELLED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
