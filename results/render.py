@@ -190,14 +190,21 @@ def drawn(results, experiment, one, other, key, styles=()):
     return number_text(values, styles, bool(other), images)
 
 
+def rounded(number, digits, signed=False):
+    """Return a number as text with some decimals, signed: with + before a positive one; what rounds to 0 has no sign"""
+    text = f"{number:{'+' if signed else ''}.{digits}f}"
+    return text.lstrip("+-") if float(text) == 0 else text
+
+
 def in_words(values, styles):
     """Return the mean of some differences with its 95% CI and n, as a sentence has it"""
     sign = -1 if "reversed" in styles else 1
     mean, half = (100 * part for part in mean_and_interval(values))
-    text = f"{sign * mean:.1f} percentage points" + (
-        f" (95% CI {sign * mean - half:.1f} to {sign * mean + half:.1f}, n = {len(values)})" if math.isfinite(half) else
-        " (n = 1)")
-    return text.replace("-0.0 ", "0.0 ")
+    text = f"{rounded(sign * mean, 1)} percentage points"
+    if not math.isfinite(half):
+        return f"{text} (n = 1)"
+    low, high = rounded(sign * mean - half, 1), rounded(sign * mean + half, 1)
+    return f"{text} (95% CI {low} to {high}, n = {len(values)})"
 
 
 def number_text(values, styles=(), signed=False, images=None):
@@ -211,8 +218,7 @@ def number_text(values, styles=(), signed=False, images=None):
     mean, half = (factor * part for part in mean_and_interval(values))
     if "plain" in styles:
         return f"{mean:,.0f}" if abs(mean) >= 100 else f"{mean:.{digits}f}{unit}"
-    text = f"{mean:{'+' if signed else ''}.{digits}f}"
-    text = text.lstrip("+-") if float(text) == 0 else text                              # no -0.0
+    text = rounded(mean, digits, signed)
     if images:
         text += f" ({factor * images[0]:.{digits}f}-{factor * images[1]:.{digits}f})"
     return text + (f" +- {half:.{digits}f}" if math.isfinite(half) else "") + unit
@@ -343,7 +349,7 @@ def test_number(results, test):
     digits = next((int(style.split()[0]) for style in own if style.endswith(" digits")), 1)
     if not found.n:
         return "not run" if found.n_planned else "no planned seeds"
-    text = f"{found.mean:{'' if unit else '+'}.{digits}f}"
+    text = rounded(found.mean, digits, signed=not unit)
     if not math.isfinite(found.low):
         return f"{text}{unit}, no interval"
     return f"{text} +- {found.high - found.mean:.{digits}f}{unit}"
@@ -419,7 +425,7 @@ def strongest_cell(results, name):
         mean, half = crossed_interval(*toy_values(results, pair, values))
     names = arms.ours[ours], arms.controls[control]
     said = names[0] if names[0] == names[1] else f"{names[0]} minus {names[1]}"
-    return f"{100 * mean:+.1f} +- {100 * half:.1f} (n = {len(values)}): {said}"
+    return f"{rounded(100 * mean, 1, signed=True)} +- {100 * half:.1f} (n = {len(values)}): {said}"
 
 
 def nearest_cell(results, name):

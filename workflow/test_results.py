@@ -323,6 +323,12 @@ def test_a_difference_in_words_by_hand():
     assert render.number_text([-0.0001, 0.0001], ("points",), True).startswith("0.0 +- ")
 
 
+def test_a_number_that_rounds_to_zero_has_no_sign():
+    texts = [render.rounded(number, 1, signed=True) for number in (-0.04, 0.04, -0.06, 0.06)]
+    assert texts == ["0.0", "0.0", "-0.1", "+0.1"]
+    assert render.in_words([-0.0004], ()) == "0.0 percentage points (n = 1)"
+
+
 # ---------------------------------------------------------------- the documents
 
 MEAN = "<!-- value: multimnist main/deep, test_exact_match -->"
