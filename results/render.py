@@ -429,18 +429,21 @@ def strongest_cell(results, name):
 
 
 def nearest_cell(results, name):
-    """Return what README's table says of the nearest tests: the one with the most planned seeds run,
-    of several the first, and how many more there are"""
+    """Return what README's table says of the nearest tests: the one with the most planned seeds run, of several the
+    first, and how many more there are and how many of these have an interval"""
     near = rule.nearest(claims.BY_NAME[name].tests)
     shown = max(near, key=lambda test: measured(results, test).n)
     label = claims.SHORT.get(f"{name} {shown.name}", shown.label)
     number = with_n(results, shown)
-    others = results.samples(*asked(shown.mark)[:4])
-    if number == "not run" and len(others) == 1:
-        number = f"planned not run; another seed {drawn(results, *asked(shown.mark))}"
+    added = results.samples(*asked(shown.mark)[:4])
+    if number == "not run" and len(added) == 1:
+        number = f"planned seeds not run; another {drawn(results, *asked(shown.mark))}, over test images"
     cell = f"{label}: {number}"
-    if len(near) > 1:
-        cell += f"; +{len(near) - 1} {'test' if len(near) == 2 else 'tests'}"
+    others = [test for test in near if test is not shown]
+    if others:
+        n = sum(math.isfinite(measured(results, test).low) for test in others)
+        cell += f"; {len(others)} {'other' if len(others) == 1 else 'others'} as near, "
+        cell += f"{n} with an interval" if n else "without an interval"
     return cell
 
 
@@ -448,10 +451,10 @@ def excluded(verdict, one):
     """Return what a verdict says that the interval includes and excludes; "" if it is from no interval"""
     paper = f"{one.theirs:g}%" if one.is_accuracy else f"{one.theirs:+g}"
     if one.is_accuracy:
-        return {"reached": f"all at least {paper}", "lower": f"all below {paper}",
+        return {"reached": f"the whole interval is above {paper}", "lower": f"the whole interval is below {paper}",
                 "undecided": f"{paper} is possible"}[verdict]
     return {"reproduced": f"above 0, and {paper} is possible", "smaller": f"above 0, below {paper}",
-            "not found": f"0 is possible, {paper} is not", "opposite": "all below 0",
+            "not found": f"0 is possible, {paper} is not", "opposite": "the whole interval is below 0",
             "undecided": f"both 0 and {paper} are possible"}[verdict]
 
 
@@ -471,8 +474,8 @@ def verdict_cell(results, name):
     if "tests differ" in why:
         return f"{said}: the nearest tests differ"
     if why.startswith("no nearest test") and found.n < rule.LEAST_SEEDS:
-        seeds = "planned seed" if found.n == 1 else "planned seeds"
-        text = f"{said}: {found.n or 'no'} {seeds}, {rule.LEAST_SEEDS} needed"
+        seeds = "seeds" if found.n > 1 else "seed"
+        text = f"{said}: {found.n or 'no'} planned {seeds} run, {rule.LEAST_SEEDS} needed"
         if not one.is_accuracy and is_tuned_more(found.tried):
             ours, control = ("unknown" if n is None else n for n in found.tried)
             text += f"; capsules tried {ours} settings, control {control}"

@@ -242,7 +242,7 @@ def toy_arms(split):
         controls={f"paper-{split}/cnn-paper": "the paper's CNN", f"paper-{split}/cnn": "narrow CNN",
                   f"paper-{split}/cnn-bn": "narrow CNN with batch normalization",
                   f"paper-{split}/cnn-dropout": "narrow CNN with dropout",
-                  f"heads-{split}/cnn-gap": "GAP-CNN", f"wide-{split}/cnn-gap": "wide GAP-CNN"}),)
+                  f"heads-{split}/cnn-gap": "GAP-CNN", f"wide-{split}/cnn-gap": "larger GAP-CNN"}),)
 
 
 CLAIMS = (
@@ -404,7 +404,7 @@ CLAIMS = (
             test(multi("no-reconstruction", "default network without reconstruction",
                        "control/no-recon", "control/iters-1-no-recon"),
                  "ours", "paper", "paper", "another"),
-            test(multi("residual", "deeper network (residual), 1.2 million pairs",
+            test(multi("residual", "deeper network (residual), harder pairs, 1.2 million",
                        "main/residual", "control/residual-iters-1"),
                  "ours", "paper", "paper", "another"),
             test(multi("half-digit", "capsules that see half a digit",
@@ -1026,15 +1026,15 @@ TABLE = (
      "+7.9"))
 # README's names of nearest tests, "CLAIM TEST": a few words; of other tests their labels
 SHORT = {
-    "multimnist-accuracy paper-pairs-recomputed": "deeper network, paper's pairs",
+    "multimnist-accuracy paper-pairs-recomputed": "deeper network, paper's pairs, recomputed statistics",
     "multimnist-cnn paper-pairs-recomputed-vs-gap-cnn": "deeper CapsNet minus GAP-CNN",
     "multimnist-cnn paper-pairs-recomputed-vs-tuned-gap-cnn": "deeper CapsNet minus tuned GAP-CNN",
     "multimnist-routing paper-pairs-recomputed": "deeper network, paper's pairs",
     "mnist paper-network": "the paper's network, 15 epochs",
-    "affnist-translation matched-vs-max-pooling": "minus CNN with max pooling",
-    "smallnorb-azimuth matched-matrix-capsnet-paper-vs-cnn-paper": "minus the paper's CNN",
-    "smallnorb-elevation matched-matrix-capsnet-paper-vs-cnn-paper": "minus the paper's CNN",
-    "em-routing standard-matrix-capsnet-3-vs-1": "small network, standard task"}
+    "affnist-translation matched-vs-max-pooling": "minus CNN with max pooling, as accurate on translated digits",
+    "smallnorb-azimuth matched-matrix-capsnet-paper-vs-cnn-paper": "the paper's small network minus its CNN",
+    "smallnorb-elevation matched-matrix-capsnet-paper-vs-cnn-paper": "the paper's small network minus its CNN",
+    "em-routing standard-matrix-capsnet-3-vs-1": "small network, settings chosen for two"}
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
 

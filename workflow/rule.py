@@ -13,7 +13,7 @@ none is left, or if those that are left differ, the claim is undecided: a farthe
 decides.
 
 A test qualifies with at least three planned seeds and an interval; where networks are matched, four fifths of them
-have to be matched; and, if its interval excludes zero, the arm that is ahead must not have been
+have to be matched; and, if its interval excludes zero, the side that is ahead must not have been
 tuned with more hyperparameter configurations than the other. A number of configurations that was
 not recorded counts as more.
 
@@ -89,10 +89,10 @@ def why_not(measured, is_matched, is_accuracy=False):
         return ""
     ahead, behind = measured.tried if measured.low > 0 else measured.tried[::-1]
     if ahead is None:
-        return "the configurations tried for the arm that is ahead were not recorded"
+        return "the configurations tried for the side that is ahead were not recorded"
     if behind is None or ahead <= behind:
         return ""
-    return f"{ahead} configurations were tried for the arm that is ahead, {behind} for the other"
+    return f"more configurations were tried for the side that is ahead, {ahead} against {behind}"
 
 
 def decide(tests, measure, paper, is_accuracy=False):

@@ -44,13 +44,13 @@ def test_the_verdict_of_an_accuracy_of_94_8_percent(low, high, expected):
     (measured(1, 2), ""), (measured(-1, 2, tried=(None, None)), ""),
     (measured(1, 2, n=2), "2 planned seeds have been run"), (measured(1, 2, n=1), "1 planned seed has been run"),
     (measured(1, 2, n=0), "no planned seeds have been run"),
-    (measured(1, 2, tried=(22, 3)), "22 configurations were tried for the arm that is ahead, 3 for the other"),
-    (measured(-2, -1, tried=(22, 3)), ""), (measured(-2, -1, tried=(3, 22)), "22 configurations were"),
+    (measured(1, 2, tried=(22, 3)), "more configurations were tried for the side that is ahead, 22 against 3"),
+    (measured(-2, -1, tried=(22, 3)), ""), (measured(-2, -1, tried=(3, 22)), "22 against 3"),
     (measured(1, 2, tried=(6, 6)), ""), (measured(1, 2, tried=(6, None)), ""),
     (measured(1, 2, tried=(None, 6)), "were not recorded"), (measured(1, 2, tried=(None, None)), "not recorded"),
     (measured(math.nan, math.nan, n=10, lacks="no hits per toy"), "no hits per toy")])
 def test_what_qualifies(found, why):
-    """An arm that is ahead must not have been tuned more; what was not recorded counts as more"""
+    """A side that is ahead must not have been tuned more; what was not recorded counts as more"""
     said = rule.why_not(found, is_matched=False)
     assert (said == "") == (why == "") and why in said
 
