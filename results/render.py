@@ -437,7 +437,7 @@ def nearest_cell(results, name):
     number = with_n(results, shown)
     added = results.samples(*asked(shown.mark)[:4])
     if number == "not run" and len(added) == 1:
-        number = f"planned seeds not run; another {drawn(results, *asked(shown.mark))}, over test images"
+        number = f"planned seeds not run; another seed {drawn(results, *asked(shown.mark))}, over test images"
     cell = f"{label}: {number}"
     others = [test for test in near if test is not shown]
     if others:

@@ -1032,8 +1032,10 @@ SHORT = {
     "multimnist-routing paper-pairs-recomputed": "deeper network, paper's pairs",
     "mnist paper-network": "the paper's network, 15 epochs",
     "affnist-translation matched-vs-max-pooling": "minus CNN with max pooling, as accurate on translated digits",
-    "smallnorb-azimuth matched-matrix-capsnet-paper-vs-cnn-paper": "the paper's small network minus its CNN",
-    "smallnorb-elevation matched-matrix-capsnet-paper-vs-cnn-paper": "the paper's small network minus its CNN",
+    "smallnorb-azimuth matched-matrix-capsnet-paper-vs-cnn-paper":
+        "our version of the paper's small network minus its CNN",
+    "smallnorb-elevation matched-matrix-capsnet-paper-vs-cnn-paper":
+        "our version of the paper's small network minus its CNN",
     "em-routing standard-matrix-capsnet-3-vs-1": "small network, settings chosen for two"}
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
