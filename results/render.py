@@ -429,32 +429,26 @@ def strongest_cell(results, name):
 
 
 def nearest_cell(results, name):
-    """Return what README's table says of the nearest tests: the one with the most planned seeds run, of several the
-    first, and how many more there are and how many of these have an interval"""
+    """Return what README's table says of the nearest test: the one with the most planned seeds run,
+    of several the first"""
     near = rule.nearest(claims.BY_NAME[name].tests)
     shown = max(near, key=lambda test: measured(results, test).n)
     label = claims.SHORT.get(f"{name} {shown.name}", shown.label)
     number = with_n(results, shown)
     added = results.samples(*asked(shown.mark)[:4])
     if number == "not run" and len(added) == 1:
-        number = f"planned seeds not run; another seed {drawn(results, *asked(shown.mark))}, over test images"
-    cell = f"{label}: {number}"
-    others = [test for test in near if test is not shown]
-    if others:
-        n = sum(math.isfinite(measured(results, test).low) for test in others)
-        cell += f"; {len(others)} {'other' if len(others) == 1 else 'others'} as near, "
-        cell += f"{n} with an interval" if n else "without an interval"
-    return cell
+        number = f"not run; another seed: {drawn(results, *asked(shown.mark))}"
+    return f"{label}: {number}"
 
 
 def excluded(verdict, one):
     """Return what a verdict says that the interval includes and excludes; "" if it is from no interval"""
     paper = f"{one.theirs:g}%" if one.is_accuracy else f"{one.theirs:+g}"
     if one.is_accuracy:
-        return {"reached": f"the whole interval is above {paper}", "lower": f"the whole interval is below {paper}",
+        return {"reached": f"the interval is above {paper}", "lower": f"the interval is below {paper}",
                 "undecided": f"{paper} is possible"}[verdict]
     return {"reproduced": f"above 0, and {paper} is possible", "smaller": f"above 0, below {paper}",
-            "not found": f"0 is possible, {paper} is not", "opposite": "the whole interval is below 0",
+            "not found": f"0 is possible, {paper} is not", "opposite": "the interval is below 0",
             "undecided": f"both 0 and {paper} are possible"}[verdict]
 
 

@@ -1031,11 +1031,9 @@ SHORT = {
     "multimnist-cnn paper-pairs-recomputed-vs-tuned-gap-cnn": "deeper CapsNet minus tuned GAP-CNN",
     "multimnist-routing paper-pairs-recomputed": "deeper network, paper's pairs",
     "mnist paper-network": "the paper's network, 15 epochs",
-    "affnist-translation matched-vs-max-pooling": "minus CNN with max pooling, as accurate on translated digits",
-    "smallnorb-azimuth matched-matrix-capsnet-paper-vs-cnn-paper":
-        "our version of the paper's small network minus its CNN",
-    "smallnorb-elevation matched-matrix-capsnet-paper-vs-cnn-paper":
-        "our version of the paper's small network minus its CNN",
+    "affnist-translation matched-vs-max-pooling": "minus CNN with max pooling, matched",
+    "smallnorb-azimuth matched-matrix-capsnet-paper-vs-cnn-paper": "small network minus paper's CNN, matched",
+    "smallnorb-elevation matched-matrix-capsnet-paper-vs-cnn-paper": "small network minus paper's CNN, matched",
     "em-routing standard-matrix-capsnet-3-vs-1": "small network, settings chosen for two"}
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 

@@ -92,7 +92,7 @@ def why_not(measured, is_matched, is_accuracy=False):
         return "the configurations tried for the side that is ahead were not recorded"
     if behind is None or ahead <= behind:
         return ""
-    return f"more configurations were tried for the side that is ahead, {ahead} against {behind}"
+    return f"the side ahead had more configurations, {ahead} against {behind}"
 
 
 def decide(tests, measure, paper, is_accuracy=False):

@@ -44,7 +44,7 @@ def test_the_verdict_of_an_accuracy_of_94_8_percent(low, high, expected):
     (measured(1, 2), ""), (measured(-1, 2, tried=(None, None)), ""),
     (measured(1, 2, n=2), "2 planned seeds have been run"), (measured(1, 2, n=1), "1 planned seed has been run"),
     (measured(1, 2, n=0), "no planned seeds have been run"),
-    (measured(1, 2, tried=(22, 3)), "more configurations were tried for the side that is ahead, 22 against 3"),
+    (measured(1, 2, tried=(22, 3)), "the side ahead had more configurations, 22 against 3"),
     (measured(-2, -1, tried=(22, 3)), ""), (measured(-2, -1, tried=(3, 22)), "22 against 3"),
     (measured(1, 2, tried=(6, 6)), ""), (measured(1, 2, tried=(6, None)), ""),
     (measured(1, 2, tried=(None, 6)), "were not recorded"), (measured(1, 2, tried=(None, None)), "not recorded"),
